@@ -1,0 +1,164 @@
+"""A kombu channel that hands over what it would have written to the queue.
+
+`super().apply_entry` builds the message with all of Celery's semantics (routing, priority, expiry, signals, headers of
+others); this channel keeps the final commands, wire payload included, so that the ledger can run them in the very script
+that records the occurrence. Everything else (declaring queues, reading bindings) goes to the broker as always.
+
+Seam: `kombu.transport.redis.Channel._put`, `_put_fanout` and `conn_or_acquire`; a contract test holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from celery import Celery
+from kombu import Connection
+from kombu.transport import redis as kombu_redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_tzbeat.store.protocol import Command
+
+
+class _Recorder:
+    """Stands where `_put` expects a client: keeps the writes, lets the one read through, refuses all else."""
+
+    def __init__(self, channel: CaptureChannel) -> None:
+        self._channel = channel
+
+    def lpush(self, key: str, *values: Any) -> None:
+        self._keep("LPUSH", key, *values)
+
+    def pexpire(self, key: str, millis: int) -> None:
+        self._keep("PEXPIRE", key, millis)
+
+    def publish(self, topic: str, payload: Any) -> None:
+        self._keep("PUBLISH", topic, payload)
+
+    def smembers(self, key: str) -> Any:
+        return self._channel._create_client().smembers(key)
+
+    def pipeline(self) -> _Recorder:
+        return self
+
+    def __enter__(self) -> _Recorder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def execute(self) -> None:
+        return None
+
+    def _keep(self, name: str, key: str, *rest: Any) -> None:
+        whole = _bytes(self._channel.global_keyprefix) + _bytes(key)
+        keys = () if name == "PUBLISH" else (whole,)
+        self._channel.captured.append(Command(name, (whole, *map(_bytes, rest)), keys))
+
+
+class CaptureChannel(kombu_redis.Channel):
+    """Keeps what would be pushed or published in `captured`, in order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.captured: list[Command] = []
+        self._capturing = False
+        super().__init__(*args, **kwargs)
+
+    def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
+        with self._captured_writes():
+            super()._put(queue, message, **kwargs)
+
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **kwargs: Any) -> None:
+        with self._captured_writes():
+            super()._put_fanout(exchange, message, routing_key, **kwargs)
+
+    def _connparams(self, *args: Any, **kwargs: Any) -> Any:
+        # redis-py would retry a failed exchange for minutes; ours fails within its bound.
+        return {**super()._connparams(*args, **kwargs), "retry": Retry(NoBackoff(), 0)}
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        if self._capturing:
+            yield _Recorder(self)
+        else:
+            with super().conn_or_acquire(client) as real:
+                yield real
+
+    @contextmanager
+    def _captured_writes(self) -> Iterator[None]:
+        self._capturing = True
+        try:
+            yield
+        finally:
+            self._capturing = False
+
+
+class CaptureTransport(kombu_redis.Transport):
+    Channel = CaptureChannel
+
+
+class Capture:
+    """A bounded broker connection of beat's own, with a producer whose messages are kept instead of sent.
+
+    `timeout` bounds each exchange with the broker, in seconds. Not thread-safe.
+    """
+
+    def __init__(self, app: Celery, *, timeout: float) -> None:
+        self._app = app
+        self._timeout = timeout
+        self._connection: Connection | None = None
+        self._producer: Any = None
+
+    @property
+    def producer(self) -> Any:
+        """The producer to hand to `apply_entry`; connects where there is no connection."""
+        if self._producer is None:
+            self._connection = self._app.connection_for_write(
+                transport=CaptureTransport,
+                transport_options={
+                    "socket_timeout": self._timeout,
+                    "socket_connect_timeout": self._timeout,
+                    "retry_on_timeout": False,
+                },
+                connect_timeout=self._timeout,
+            )
+            self._producer = self._app.amqp.Producer(self._connection.default_channel, auto_declare=False)
+        return self._producer
+
+    @property
+    def channel(self) -> CaptureChannel:
+        channel: CaptureChannel = self.producer.channel
+        return channel
+
+    def take(self) -> tuple[Command, ...]:
+        """Return what was captured since the last call, and forget it."""
+        channel = self.channel
+        taken, channel.captured = tuple(channel.captured), []
+        return taken
+
+    def broker_answers(self) -> bool:
+        """Return whether the broker answers now, within the bound: tells a broken broker from a broken entry."""
+        try:
+            self.channel._create_client().ping()
+        except Exception:
+            self.reset()
+            return False
+        return True
+
+    def pop(self, queue: str) -> bytes | None:
+        """Take one message off a queue through the broker's own connection."""
+        found: bytes | None = self.channel._create_client().rpop(queue)
+        return found
+
+    def reset(self) -> None:
+        """Drop the connection; the next use makes a new one."""
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):  # it is broken: that is why it is dropped
+                connection.release()
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

@@ -1,0 +1,139 @@
+"""From an occurrence to a message: the only place that publishes occurrences.
+
+Building and sending fail differently. Until the message is captured nothing has left, so an exception means *not sent*,
+and it is this entry's own affair (`BuildFailed`). Sending is the ledger's script (`Store.dispatch`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.beat import ScheduleEntry
+
+from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.model import Entry, Occurrence, iso
+from celery_tzbeat.store.keys import Bucket
+from celery_tzbeat.store.protocol import Command
+
+from .capture import Capture
+
+#: The version of the header `meta.tzbeat`.
+HEADER_VERSION = 1
+
+
+class BuildFailed(Exception):
+    """An entry's message could not be built; `__cause__` is what was raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one occurrence becomes: the captured commands (none: the task chose not to send), and its done mark's place."""
+
+    commands: tuple[Command, ...]
+    bucket: Bucket
+
+
+class Builder:
+    """Builds the message of an occurrence through Celery's own `apply_entry`.
+
+    `apply_entry` is `Scheduler.apply_entry` (Sentry and OpenTelemetry hook it there), which swallows exceptions; the
+    scheduler notes them with `note_failure`, and `build` raises them.
+    """
+
+    def __init__(self, app: Celery, capture: Capture, namespace: str, apply_entry: Callable[..., Any]) -> None:
+        self._app = app
+        self._capture = capture
+        self._namespace = namespace
+        self._apply_entry = apply_entry
+        self._failure: BaseException | None = None
+
+    def note_failure(self, failure: BaseException) -> None:
+        """Keep what building raised; called from inside `apply_entry`."""
+        self._failure = failure
+
+    def build(self, entry: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
+        """Return the message. Raises BuildFailed (the entry's fault) or StoreUnavailable (the broker does not answer)."""
+        bucket = Bucket.of(occurrence.nominal, entry.schedule.shortest_gap)
+        try:
+            self._capture.take()  # what a failed build before may have left
+            self._failure = None
+            celery_entry = self._celery_entry(entry, occurrence, bucket, epoch)
+            self._apply_entry(celery_entry, producer=self._capture.producer)
+            failure, commands = self._failure, self._capture.take()
+        except Exception as exc:
+            failure, commands = exc, ()
+        if failure is None:
+            return Message(commands, bucket)
+        if not self._capture.broker_answers():
+            raise StoreUnavailable(f"the broker does not answer: {failure}") from failure
+        raise BuildFailed(f"{type(failure).__name__}: {failure}") from failure
+
+    def _celery_entry(self, entry: Entry, occurrence: Occurrence, bucket: Bucket, epoch: int) -> ScheduleEntry:
+        """Return Celery's entry for one occurrence, with options of its own: what is written there must not stay."""
+        options = copy.deepcopy(dict(entry.options))
+        headers = dict(options.get("headers") or {})
+        meta = headers.get("meta")
+        ours = {
+            "v": HEADER_VERSION,
+            "namespace": self._namespace,
+            "key": occurrence.key,
+            "entry": entry.name,
+            "nominal": iso(occurrence.nominal),
+            "epoch": epoch,
+            "dispatch": 1,
+            "bucket": bucket.number,
+        }
+        options["headers"] = {
+            **headers,
+            "periodic_task_name": entry.name,
+            "meta": {**(meta if isinstance(meta, dict) else {}), "tzbeat": ours},
+        }
+        options["task_id"] = occurrence.task_id(self._namespace)
+        options.setdefault("retry", False)  # nothing is sent while building, so there is nothing to retry
+        return ScheduleEntry(
+            name=entry.name,
+            task=entry.task,
+            schedule=entry.schedule,
+            args=entry.args,
+            kwargs=dict(entry.kwargs),
+            options=options,
+            last_run_at=occurrence.nominal,
+            app=self._app,
+        )
+
+
+def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: str) -> bool:
+    """Return whether the broker's connection and the store's lead to the same server and database.
+
+    One script through the store's connection pushes a captured message; it is looked for through the broker's. Prefix
+    and ACL rules of the broker's keys are tried with it. Raises StoreUnavailable where either does not answer.
+    """
+    queue = f"tzbeat-probe-{nonce}"
+    try:
+        capture.take()
+        capture.producer.publish(nonce, exchange="", routing_key=queue, serializer="json", retry=False)
+        command = next(c for c in capture.take() if c.keys)
+    except Exception as exc:
+        capture.reset()
+        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
+    run(command)
+    try:
+        found = capture.pop(queue)
+    except Exception as exc:
+        capture.reset()
+        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
+    return found is not None and found == command.args[1]
+
+
+def no_subscriptions_for_results() -> None:
+    """Keep Celery from subscribing to the result backend for every message that beat sends.
+
+    Otherwise a frozen result backend holds each send for some 27 s. Beat never waits for a result.
+    """
+    from celery._state import _set_task_join_will_block
+
+    _set_task_join_will_block(True)

@@ -1,0 +1,243 @@
+"""Celery's contract: what `celery beat` calls, and when.
+
+`__init__` and `setup_schedule` do no I/O: they run for the banner too, and once more inside a signal handler. Everything
+begins at the first `tick`. `tick` waits by itself (Celery's own sleep cannot be woken) and returns 0. `close` may come at
+any bytecode, from the handler of SIGTERM, in the middle of a tick: it takes no lock and gives the lease back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import uuid
+from typing import Any
+
+import celery.beat
+from billiard import current_process
+from celery import Celery
+
+from celery_tzbeat import __version__, signals
+from celery_tzbeat.clock import SystemClock, Waker
+from celery_tzbeat.entries import Reading, read_entries
+from celery_tzbeat.errors import InvalidConfiguration
+from celery_tzbeat.leases.elector import Elector
+from celery_tzbeat.leases.redis import RedisLeases
+from celery_tzbeat.model import Entry, Occurrence, Unrun
+from celery_tzbeat.schedules import tzdata_version
+from celery_tzbeat.settings import Settings
+from celery_tzbeat.store.redis import RedisStore
+
+from .agenda import Agenda
+from .capture import Capture
+from .dispatch import Builder, no_subscriptions_for_results, same_server_probe
+from .term import Events
+from .ticker import Changes, Identity, Ticker
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler(celery.beat.Scheduler):
+    """`celery beat -S tzbeat`: one of several beats, of which one leads.
+
+    Does not promise to be the leader, nor to be the only one that believes so: the ledger decides each occurrence.
+    """
+
+    Entry = celery.beat.ScheduleEntry
+
+    def __init__(self, app: Celery, *args: Any, **kwargs: Any) -> None:
+        self._running: _Running | None = None
+        self._closed = False
+        self._builder: Builder | None = None
+        super().__init__(app, *args, **kwargs)
+
+    # ---- what Celery calls
+
+    def setup_schedule(self) -> None:
+        """Nothing: entries are read at the first tick, when the app is complete."""
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Do what is due and wait for what is next, for at most a second; Celery calls again at once.
+
+        Raises InvalidConfiguration at the first call, with every problem of settings and entries; nothing afterwards.
+        """
+        if self._closed:
+            return 1.0
+        running = self._running
+        if running is None:
+            self._running = running = _Running(self)
+            running.elector.start()
+        if running.orphaned():
+            logger.error("the worker that this embedded beat belongs to is gone: beat stops")
+            raise SystemExit(0)
+        wait = running.ticker.step()
+        running.waker.wait(min(wait, self.max_interval))
+        running.elector.progress()
+        return 0.0
+
+    def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
+        """Celery's, whose failure `apply_entry` would swallow: it is noted for the builder first."""
+        try:
+            return super().apply_async(entry, producer=producer, advance=advance, **kwargs)
+        except Exception as exc:
+            if self._builder is not None:
+                self._builder.note_failure(exc)
+            raise
+
+    def should_sync(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Give the lease back, within a second; idempotent. What is in flight is fenced, or already recorded."""
+        self._closed = True
+        if self._running is not None:
+            self._running.elector.resign_now()
+
+    @property
+    def info(self) -> str:
+        settings, problems = Settings.examine(self.app)
+        if settings is None or problems:
+            return "    . tzbeat -> not configured: see `celery tzbeat check`"
+        return f"    . tzbeat -> namespace {settings.namespace}, lease {settings.lease.total_seconds():g} s"
+
+    # ---- what the running parts call
+
+    def send_with(self, builder: Builder) -> None:
+        """Let `builder` hear of failures inside `apply_entry`."""
+        self._builder = builder
+
+
+class _Running:
+    """A beat at work: everything that the first tick makes."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        app = scheduler.app
+        settings, entries = configuration(app)
+        no_subscriptions_for_results()
+        embedded = current_process().name != "MainProcess"
+        self._parent = os.getppid() if embedded else None
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._sender = type(scheduler)
+        clock = SystemClock()
+        self.waker = Waker()
+        capture = Capture(app, timeout=settings.call_timeout)
+        builder = Builder(app, capture, settings.namespace, scheduler.apply_entry)
+        scheduler.send_with(builder)
+        self._store = open_store(settings)
+        self.elector = Elector(
+            RedisLeases(settings.lock, namespace=settings.namespace, lease=settings.lease),
+            holder=self._holder,
+            lease=settings.lease,
+            clock=clock,
+            on_change=self.waker.wake,
+            max_skew=settings.max_skew,
+        )
+        self._capture = capture
+        self._settings = settings
+        self.ticker = Ticker(
+            identity=Identity(
+                beat=self._holder,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                version=__version__,
+                fingerprint=entries.fingerprint,
+                embedded=embedded,
+            ),
+            store=self._store,
+            elector=self.elector,
+            agenda=Agenda(entries.entries, tzdata_version()),
+            builder=builder,
+            clock=clock,
+            lease=settings.lease,
+            retention=settings.retention,
+            max_skew=settings.max_skew,
+            broker_is_store=self._broker_is_store,
+            events=Events(sent=self._sent, unrun=self._unrun, dead=self._dead),
+            changes=Changes(leading=self._leading, standing_by=self._standing_by),
+        )
+
+    def orphaned(self) -> bool:
+        """An embedded beat outlives a worker that was killed, and would lead on."""
+        return self._parent is not None and os.getppid() != self._parent
+
+    def _broker_is_store(self) -> str:
+        if same_server_probe(self._capture, self._store.probe, uuid.uuid4().hex):
+            return ""
+        return (
+            "the broker is not the store's Redis: what the store's connection pushes does not arrive through the broker's; "
+            "leave tzbeat_url out, or point it at the broker (other brokers come with the next release)"
+        )
+
+    # ---- telling
+
+    def _leading(self, epoch: int) -> None:
+        logger.info("%s leads with epoch %d", self._holder, epoch, extra={"action": "leading", "epoch": epoch})
+        signals.beat_leading.send(self._sender, holder=self._holder, epoch=epoch)
+
+    def _standing_by(self, why: str) -> None:
+        logger.warning("%s stands by: %s", self._holder, why, extra={"action": "standing_by"})
+        signals.beat_standing_by.send(self._sender, holder=self._holder, why=why)
+
+    def _sent(self, entry: Entry, occurrence: Occurrence) -> None:
+        signals.occurrence_sent.send(
+            self._sender,
+            entry=entry.name,
+            key=occurrence.key,
+            nominal=occurrence.nominal,
+            late=occurrence.late,
+        )
+
+    def _unrun(self, row: Unrun) -> None:
+        logger.warning(
+            "entry %r: %d occurrence(s) %s, %s to %s: %s",
+            row.entry,
+            row.count,
+            row.event,
+            row.first,
+            row.last,
+            row.reason,
+            extra={"action": f"occurrences_{row.event}", "entry": row.entry},
+        )
+        signals.occurrences_unrun.send(
+            self._sender,
+            entry=row.entry,
+            event=row.event,
+            first=row.first,
+            last=row.last,
+            count=row.count,
+            reason=row.reason,
+        )
+
+    def _dead(self, entry: Entry, occurrence: Occurrence, reason: str) -> None:
+        signals.occurrence_dead.send(
+            self._sender, entry=entry.name, key=occurrence.key, nominal=occurrence.nominal, reason=reason
+        )
+
+
+def configuration(app: Celery) -> tuple[Settings, Reading]:
+    """Return the settings and entries of `app`. Raises InvalidConfiguration with every problem of both.
+
+    With `tzbeat_strict = False` entries that cannot be used are logged and left out.
+    """
+    settings, problems = Settings.examine(app)
+    reading = read_entries(app, settings or Settings(url="", namespace="", lock=""))
+    if settings is None or problems:
+        raise InvalidConfiguration([*problems, *reading.problems])
+    if reading.problems and settings.strict:
+        raise InvalidConfiguration(reading.problems)
+    for problem in reading.problems:
+        logger.error("left out: %s", problem, extra={"action": "entry_invalid"})
+    return settings, reading
+
+
+def open_store(settings: Settings) -> RedisStore:
+    """Return a store of this thread's own, as the settings say."""
+    return RedisStore(
+        settings.url,
+        settings.namespace,
+        timeout=settings.call_timeout,
+        retention=settings.retention,
+        max_skew=settings.max_skew,
+        audit_max=settings.audit_max,
+        presence=15 * settings.lease,
+    )

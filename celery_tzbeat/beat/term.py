@@ -1,0 +1,324 @@
+"""One leader's term of office: from taking office with an epoch until it is lost.
+
+Failure table (what happens when it dies, or a reply is lost, at each call):
+
+    call            dies before            dies after / reply lost           other side paused, later leader in office
+    take_office     next leader takes it   the fence is ours; asked again    None: stand by
+    place           next leader places     the same cursors again: no-op     STALE
+    record_unrun    next leader judges     DECIDED: the row stands once      STALE
+    build           nothing has left       nothing has left                  -
+    dispatch        stays due              sent again as built: DECIDED      STALE: nothing pushed
+    bury            stays due              DECIDED                           STALE
+
+After any StoreUnavailable the same call is made again, with the same content, as long as the lease is trusted. WIPED: the
+cursors that this term knows are written back first. The term never asks whether it still leads: each script does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from celery_tzbeat.clock import Clock
+from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun, iso
+from celery_tzbeat.store.keys import Bucket
+from celery_tzbeat.store.protocol import BATCH, Answer, Burial, Dispatch, Office, Store, Verdict
+
+from .agenda import BUILD_ATTEMPTS, Agenda, Course
+from .dispatch import BuildFailed, Message
+
+logger = logging.getLogger(__name__)
+
+#: How long a tick publishes before it yields, so that Celery's own ping stays alive.
+PUBLISHING = 0.25
+
+#: A new entry starts from the later of this host's clock and the store's, where they agree so far. A store further off
+#: (which only a raised tzbeat_max_skew lets lead) tells nothing about this host's time.
+CLOCKS_AGREE = timedelta(seconds=300)
+
+#: How often leaders add up for how long they have led without listing an entry.
+UNLISTED_EVERY = timedelta(seconds=60)
+
+
+class MessageBuilder(Protocol):
+    """What turns an occurrence into a message: `dispatch.Builder`, or a simulation's own."""
+
+    def build(self, entry: Entry, occurrence: Occurrence, *, epoch: int) -> Message: ...
+
+
+class Replaced(Exception):
+    """This term is over: a later leader is in office, or what it judged cannot stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Whom the term tells what happened; called on the tick's thread."""
+
+    sent: Callable[[Entry, Occurrence], None]
+    unrun: Callable[[Unrun], None]
+    dead: Callable[[Entry, Occurrence, str], None]
+
+
+class Term:
+    """A leader in office under one epoch. Made by `begin`; `work` is called at every tick."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        store: Store,
+        agenda: Agenda,
+        builder: MessageBuilder,
+        clock: Clock,
+        retention: timedelta,
+        progress: Callable[[], None],
+        events: Events,
+    ) -> None:
+        self.epoch = epoch
+        self._store = store
+        self._agenda = agenda
+        self._builder = builder
+        self._clock = clock
+        self._retention = retention
+        self._progress = progress
+        self._events = events
+        self._places: dict[str, Cursor] = {}
+        self._rows: deque[Unrun] = deque()
+        self._in_flight: list[tuple[Course, Dispatch]] = []
+        self._unlisted: dict[str, Cursor] = {}
+        self._unlisted_at = clock.now()
+        self._looking_at: datetime | None = None  # the `now` of a look that is not through yet
+
+    def begin(self, office: Office) -> None:
+        """Go on from what the ledger says was decided."""
+        now = self._clock.now()
+        if timedelta() < office.time - now <= CLOCKS_AGREE:
+            now = office.time
+        self._places = self._agenda.open(office.cursors, now=now, retention=self._retention)
+        self._unlisted = {name: cursor for name, cursor in office.cursors.items() if name not in self._agenda.entries}
+        self._unlisted_at = self._clock.now()
+        for name in office.unreadable:
+            logger.error(
+                "the cursor of entry %r cannot be read: the entry starts from now",
+                name,
+                extra={"action": "cursor_unreadable", "entry": name},
+            )
+
+    @property
+    def next_due(self) -> datetime | None:
+        return self._agenda.next_due
+
+    def work(self) -> float:
+        """Record and send what is due, for at most PUBLISHING seconds. Return how long nothing will be due, in seconds.
+
+        Raises Replaced, or StoreUnavailable; what was unfinished is done at the next call.
+        """
+        began = self._clock.reading()
+        self._settle_places()
+        self._count_unlisted()
+        through = False
+        while not through:
+            through = self._look()
+            self._record_rows()
+            while self._in_flight or self._agenda.ready:
+                if not self._in_flight:
+                    self._build_batch()
+                self._send_in_flight()
+                if self._clock.reading().advance_since(began) >= PUBLISHING:
+                    return 0.0
+            if not through and self._clock.reading().advance_since(began) >= PUBLISHING:
+                return 0.0
+        due = self._agenda.next_due
+        return max(0.0, (due - self._clock.now()).total_seconds()) if due else float("inf")
+
+    def write_back(self) -> None:
+        """Write what this term knows into a store that has lost it. Raises Replaced, or StoreUnavailable."""
+        logger.error(
+            "the store was wiped while this beat led: writing the cursors back",
+            extra={"action": "store_wiped", "epoch": self.epoch},
+        )
+        positions = {**self._unlisted, **self._agenda.positions()}
+        if self._store.restore(positions, epoch=self.epoch) is Verdict.STALE:
+            raise Replaced
+        self._progress()
+
+    # ---- the steps
+
+    def _settle_places(self) -> None:
+        if self._places:
+            self._obey(lambda: self._store.place(self._places, epoch=self.epoch))
+            self._places = {}
+
+    def _look(self) -> bool:
+        """Judge some of what is due; return whether that was all of it."""
+        now = self._looking_at or self._clock.now()
+        self._rows += self._agenda.look(now)
+        self._looking_at = now if self._agenda.behind(now) else None
+        self._progress()
+        return self._looking_at is None
+
+    def _record_rows(self) -> None:
+        while self._rows:
+            batch = [self._rows[i] for i in range(min(BATCH, len(self._rows)))]
+            answers = self._ask(lambda batch=batch: self._store.record_unrun(batch, epoch=self.epoch))  # type: ignore[misc]
+            for row, answer in zip(batch, answers, strict=True):
+                if answer.verdict is Verdict.EARLY:
+                    raise Replaced  # judged by a clock that is ahead: begin anew, once it is right
+                self._rows.popleft()
+                self._agenda.recorded(row)
+                if answer.verdict is Verdict.DONE:
+                    self._events.unrun(row)
+
+    def _build_batch(self) -> None:
+        """Build up to BATCH messages; what cannot be built is put off, buried or skipped by itself."""
+        began = self._clock.reading()
+        while self._agenda.ready and len(self._in_flight) < BATCH:
+            course = self._agenda.ready[0]
+            occurrence = course.occurrence()
+            try:
+                message = self._builder.build(course.entry, occurrence, epoch=self.epoch)
+            except BuildFailed as failure:
+                self._build_failed(course, occurrence, failure)
+                continue
+            if not message.commands:
+                self._not_sent_by_task(course, occurrence)
+                continue
+            self._agenda.ready.popleft()
+            self._in_flight.append(
+                (
+                    course,
+                    Dispatch(occurrence, self._agenda.cursor(course), message.bucket, message.commands),
+                )
+            )
+            if self._clock.reading().advance_since(began) >= PUBLISHING:
+                break
+        self._progress()
+
+    def _send_in_flight(self) -> None:
+        if not self._in_flight:
+            return
+        batch = [dispatch for _, dispatch in self._in_flight]
+        answers = self._ask(lambda: self._store.dispatch(batch, epoch=self.epoch))
+        now = self._clock.now()
+        in_flight, self._in_flight = self._in_flight, []
+        for (course, dispatch), answer in zip(in_flight, answers, strict=True):
+            match answer.verdict:
+                case Verdict.DONE:
+                    self._agenda.done(course)
+                    self._events.sent(course.entry, dispatch.occurrence)
+                case Verdict.DECIDED:
+                    self._agenda.done(course)
+                case _:  # EARLY: this host's clock is far ahead; FAULT: the queue refused it
+                    logger.error(
+                        "entry %r: the occurrence at %s was not sent: %s",
+                        course.entry.name,
+                        iso(dispatch.occurrence.nominal),
+                        answer.detail or answer.verdict.name,
+                        extra={"action": "dispatch_refused", "key": dispatch.occurrence.key},
+                    )
+                    self._agenda.put_off(course, now)
+        if any(answer.verdict is Verdict.EARLY for answer in answers):
+            raise Replaced  # judged by a clock that is ahead: begin anew, once it is right
+
+    def _build_failed(self, course: Course, occurrence: Occurrence, failure: BuildFailed) -> None:
+        """Line 5: the entry alone backs off; at the fifth failure the occurrence is dead, and the cursor goes on."""
+        course.build_failures += 1
+        last = course.build_failures >= BUILD_ATTEMPTS
+        logger.error(
+            "entry %r: the message of %s could not be built (%d of %d): %s",
+            course.entry.name,
+            iso(occurrence.nominal),
+            course.build_failures,
+            BUILD_ATTEMPTS,
+            failure,
+            exc_info=failure.__cause__,
+            extra={"action": "build_failed", "key": occurrence.key},
+        )
+        if not last:
+            self._agenda.ready.popleft()
+            self._agenda.put_off(course, self._clock.now())
+            return
+        letter = json.dumps(
+            {
+                "v": 1,
+                "key": occurrence.key,
+                "entry": course.entry.name,
+                "task": course.entry.task,
+                "nominal": iso(occurrence.nominal),
+                "reason": "build",
+                "error": str(failure),
+                "at": iso(self._clock.now()),
+            }
+        )
+        burial = Burial(
+            occurrence,
+            self._agenda.cursor(course),
+            Bucket.of(occurrence.nominal, course.entry.schedule.shortest_gap),
+            reason="build",
+            letter=letter,
+        )
+        answer = self._ask(lambda: [self._store.bury(burial, epoch=self.epoch)])[0]
+        if answer.verdict is Verdict.EARLY:
+            raise Replaced
+        self._agenda.ready.popleft()
+        self._agenda.done(course)
+        if answer.verdict is Verdict.DONE:
+            self._events.dead(course.entry, occurrence, "build")
+
+    def _not_sent_by_task(self, course: Course, occurrence: Occurrence) -> None:
+        row = Unrun(
+            "skipped",
+            course.entry.name,
+            occurrence.nominal,
+            occurrence.nominal,
+            1,
+            "by the task",
+            self._agenda.cursor(course),
+        )
+        answer = self._ask(lambda: self._store.record_unrun([row], epoch=self.epoch))[0]
+        if answer.verdict is Verdict.EARLY:
+            raise Replaced
+        self._agenda.ready.popleft()
+        self._agenda.done(course)
+        if answer.verdict is Verdict.DONE:
+            self._events.unrun(row)
+
+    def _count_unlisted(self) -> None:
+        """Entries that have a cursor but are not listed here: forgotten after `retention` of leading without them."""
+        elapsed = self._clock.now() - self._unlisted_at
+        if not self._unlisted or elapsed < UNLISTED_EVERY:
+            return
+        counted = {
+            name: Cursor(c.nominal, c.rule, c.mark, c.tzdata, c.unlisted_for + min(elapsed, 2 * UNLISTED_EVERY))
+            for name, c in self._unlisted.items()
+        }
+        gone = [name for name, cursor in counted.items() if cursor.unlisted_for >= self._retention]
+        kept = {name: cursor for name, cursor in counted.items() if name not in gone}
+        if kept:
+            self._obey(lambda: self._store.place(kept, epoch=self.epoch))
+        for start in range(0, len(gone), BATCH):
+            self._obey(lambda start=start: self._store.forget(gone[start : start + BATCH], epoch=self.epoch))  # type: ignore[misc]
+        self._unlisted, self._unlisted_at = kept, self._clock.now()
+
+    # ---- asking the store
+
+    def _ask(self, call: Callable[[], Sequence[Answer]]) -> Sequence[Answer]:
+        """Make a call of a batch; write the cursors back first where the store was wiped. Raises Replaced."""
+        for _ in range(2):
+            answers = call()
+            self._progress()
+            verdicts = {answer.verdict for answer in answers}
+            if Verdict.STALE in verdicts:
+                raise Replaced
+            if Verdict.WIPED not in verdicts:
+                return answers
+            self.write_back()
+        raise Replaced  # wiped twice within one batch: begin anew
+
+    def _obey(self, call: Callable[[], Verdict]) -> None:
+        self._ask(lambda: [Answer(call())])

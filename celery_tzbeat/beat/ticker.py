@@ -1,0 +1,236 @@
+"""One beat's tick: leader or standby, and what each does. Knows Celery no more than the `Term` does.
+
+`step` never waits (but for answers within their bounds) and never raises for a store or broker that is down: it says how
+long nothing will be due. Whoever calls it waits, and calls again: `scheduler.Scheduler`, or a simulation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from celery_tzbeat.clock import Clock, Reading
+from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.leases.elector import Elector
+from celery_tzbeat.model import Presence
+from celery_tzbeat.store.protocol import Store
+
+from .agenda import Agenda
+from .term import Events, MessageBuilder, Replaced, Term
+
+logger = logging.getLogger(__name__)
+
+#: The longest that a tick waits: Celery's remote control calls a beat stalled that does not return, in seconds.
+LONGEST_WAIT = 1.0
+
+#: The wait after a store or broker did not answer, in seconds.
+RETRY = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this beat is, as it says in `beats`."""
+
+    beat: str
+    host: str
+    pid: int
+    version: str
+    fingerprint: str
+    embedded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Whom the ticker tells that this beat leads, or leads no longer; called on the tick's thread."""
+
+    leading: Callable[[int], None]
+    standing_by: Callable[[str], None]
+
+
+class Ticker:
+    """Decides at each step what this beat does.
+
+    `broker_is_store` asks whether broker and store are the same server; it is asked before the first term and after every
+    call that failed, and answers with the reason why not, or empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        store: Store,
+        elector: Elector,
+        agenda: Agenda,
+        builder: MessageBuilder,
+        clock: Clock,
+        lease: timedelta,
+        retention: timedelta,
+        max_skew: timedelta,
+        broker_is_store: Callable[[], str],
+        events: Events,
+        changes: Changes,
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._elector = elector
+        self._agenda = agenda
+        self._builder = builder
+        self._clock = clock
+        self._lease = lease.total_seconds()
+        self._attend_every = lease / 3
+        self._retention = retention
+        self._max_skew = max_skew.total_seconds()
+        self._broker_is_store = broker_is_store
+        self._events = events
+        self._changes = changes
+        self._term: Term | None = None
+        self._told: int | None = None  # the epoch that `changes` was last told of
+        self._helpless_since: Reading | None = None  # leads since then, and no step succeeded
+        self._abstention = ""  # why this beat leaves leading to others for one lease
+        self._abstains_since = clock.reading()
+        self._attended_at: datetime | None = None
+        self._attended_as = ""
+        self._skew = 0.0
+        self._hindrance = "has not reached the store yet"
+        self._store_is_fresh = False
+        self._failed = False
+        self._broker = "not asked yet"  # why broker and store are not one server; empty when they are
+        # The first plan, made before the lease is asked for; every term makes its own from the ledger's cursors.
+        agenda.open({}, now=clock.now(), retention=retention)
+
+    def step(self) -> float:
+        """Do what is due, as leader or standby. Return for how many seconds nothing will be, at most LONGEST_WAIT."""
+        self._elector.progress()
+        try:
+            wait = self._step()
+        except (StoreUnavailable, StoreUnreadable) as exc:
+            self._store_failed(exc)
+            wait = RETRY
+        else:
+            if self._failed:
+                logger.info("the store answers again", extra={"action": "store_answers"})
+            self._failed = False
+            self._helpless_since = None
+        self._elector.progress()
+        return min(wait, LONGEST_WAIT)
+
+    def _store_failed(self, exc: StoreUnavailable | StoreUnreadable) -> None:
+        log = logger.debug if self._failed else logger.warning
+        log("%s", exc, extra={"action": "store_unavailable"})
+        self._failed = True
+        self._hindrance = str(exc)
+        self._broker = "not asked since the connection was lost"
+        now = self._clock.reading()
+        if self._elector.lease() is None:
+            self._helpless_since = None
+        elif self._helpless_since is None:
+            self._helpless_since = now
+        helpless = self._helpless_since is not None and now.advance_since(self._helpless_since) >= self._lease
+        if helpless or isinstance(exc, StoreUnreadable):
+            # Another beat may fare better: one of another release, or one whose way to the store is not cut.
+            self._abstention, self._abstains_since = self._hindrance, now
+            self._elector.permit(self._hindrance)
+
+    def _step(self) -> float:
+        self._attend()
+        lease = self._elector.lease()
+        if lease is None:
+            self._stand_by()
+            return LONGEST_WAIT
+        if self._term is None or self._term.epoch != lease.epoch:
+            self._take_office(lease.epoch)
+        if self._term is None:
+            return RETRY
+        if self._told != self._term.epoch:
+            self._told = self._term.epoch
+            self._changes.leading(self._told)
+        try:
+            if self._store_is_fresh:
+                self._term.write_back()
+                self._store_is_fresh = False
+            return self._term.work()
+        except Replaced:
+            self._attended_at = None  # look at once who is in office: the elector gives this lease back
+            self._term = None
+            self._stand_by()
+            return 0.0
+
+    def _attend(self) -> None:
+        """Say that this beat lives, look at the store, and say whether this beat may lead."""
+        role: Literal["leader", "standby"] = "leader" if self._elector.lease() is not None else "standby"
+        now = self._clock.now()
+        if (
+            self._attended_at is not None
+            and self._attended_as == role
+            and not self._hindrance
+            and timedelta() <= now - self._attended_at < self._attend_every
+        ):
+            return
+        view = self._store.attend(self._presence(role, now))
+        self._attended_at, self._attended_as = now, role
+        self._store_is_fresh = view.fresh
+        self._skew = (self._clock.now() - view.time).total_seconds()
+        self._elector.raise_floor(view.epoch)
+        if self._broker:
+            self._broker = self._broker_is_store()
+        if self._clock.reading().advance_since(self._abstains_since) >= self._lease:
+            self._abstention = ""
+        self._hindrance = self._broker or self._abstention
+        if abs(self._skew) > self._max_skew:
+            side = "ahead of" if self._skew > 0 else "behind"
+            self._hindrance = (
+                f"this host's clock is {abs(self._skew):.0f} s {side} the store's, "
+                f"more than tzbeat_max_skew ({self._max_skew:g} s) allows"
+            )
+        self._elector.permit(self._hindrance)
+
+    def _take_office(self, epoch: int) -> None:
+        self._term = None
+        office = self._store.take_office(epoch, self._identity.beat)
+        if office is None:
+            self._attended_at = None
+            return
+        if office.fresh:
+            logger.warning(
+                "the store of this namespace is empty: every entry starts from now",
+                extra={"action": "store_empty"},
+            )
+        term = Term(
+            epoch=epoch,
+            store=self._store,
+            agenda=self._agenda,
+            builder=self._builder,
+            clock=self._clock,
+            retention=self._retention,
+            progress=self._elector.progress,
+            events=self._events,
+        )
+        term.begin(office)
+        self._term = term
+        self._store_is_fresh = False
+
+    def _stand_by(self) -> None:
+        """Lead no longer. The term is kept: trust may come back under the same epoch, and then nobody led meanwhile."""
+        if self._told is not None:
+            self._told = None
+            self._changes.standing_by(self._elector.why)
+
+    def _presence(self, role: Literal["leader", "standby"], now: datetime) -> Presence:
+        return Presence(
+            beat=self._identity.beat,
+            host=self._identity.host,
+            pid=self._identity.pid,
+            version=self._identity.version,
+            tzdata=self._agenda.tzdata,
+            fingerprint=self._identity.fingerprint,
+            role=role,
+            why="" if role == "leader" else (self._hindrance or self._elector.why),
+            last_tick=now,
+            next_due=self._agenda.next_due if role == "leader" else None,
+            skew=round(self._elector.skew, 3),
+            entries=len(self._agenda.entries),
+            embedded=self._identity.embedded,
+        )

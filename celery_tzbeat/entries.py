@@ -1,0 +1,153 @@
+"""The entries of an app, from Celery's own sources: `beat_schedule`, `add_periodic_task`, and `celery.backend_cleanup`.
+
+All of them end up in `app.conf.beat_schedule`, so that is what is read; `read_entries` names every problem at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta, timezone, tzinfo
+from typing import Any
+
+from celery import Celery
+from celery.beat import ScheduleEntry
+from celery.schedules import crontab as celery_crontab
+
+from .errors import InvalidConfiguration, InvalidEntry, InvalidPolicy, InvalidSchedule
+from .model import NAME_LENGTH, Entry
+from .schedules import from_celery
+from .settings import Settings, app_timezone, nearest, read_policy, read_span
+
+CLEANUP = "celery.backend_cleanup"
+
+#: What an entry of `beat_schedule` may say. `relative` is accepted and changes nothing: intervals are anchored.
+WORDS = frozenset({"task", "schedule", "args", "kwargs", "options", "relative", "policy"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The entries that can be used, by name, and what is wrong with the others."""
+
+    entries: Mapping[str, Entry]
+    problems: tuple[str, ...] = ()
+    unknown_tasks: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of all definitions: two beats with the same one have the same entries."""
+        text = "\n".join(f"{name} {entry.fingerprint}" for name, entry in sorted(self.entries.items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read_entries(app: Celery, settings: Settings) -> Reading:
+    """Return the entries of `app`. Does no I/O and raises nothing for a bad entry: it is among the problems."""
+    entries: dict[str, Entry] = {}
+    problems: list[str] = []
+    unknown: list[str] = []
+    listed = app.conf.beat_schedule or {}
+    if not isinstance(listed, Mapping):
+        return Reading({}, (f"beat_schedule is {listed!r}; give a dict of entries by name",))
+    for name, given in {**_cleanup(app), **listed}.items():
+        found: list[str] = []
+        entry = _read_entry(app, settings, name, given, found)
+        problems += found
+        if entry is None or found:
+            continue
+        if entry.task not in app.tasks:
+            unknown.append(f"entry {name!r}: task {entry.task!r} is not known to this process")
+        entries[name] = entry
+    if settings.strict == "tasks":
+        problems += [f"{text} (tzbeat_strict is 'tasks')" for text in unknown]
+    return Reading(entries, tuple(problems), tuple(unknown))
+
+
+def _cleanup(app: Celery) -> dict[str, Any]:
+    """Celery's own nightly entry, where the result backend does not expire results by itself."""
+    if not app.conf.result_expires or app.backend.supports_autoexpire:
+        return {}
+    return {
+        CLEANUP: {
+            "task": CLEANUP,
+            "schedule": celery_crontab("0", "4", "*"),
+            "options": {"expires": 12 * 3600},
+        }
+    }
+
+
+def _read_entry(app: Celery, settings: Settings, name: Any, given: Any, problems: list[str]) -> Entry | None:
+    if isinstance(given, ScheduleEntry):
+        given = {
+            "task": given.task,
+            "schedule": given.schedule,
+            "args": given.args,
+            "kwargs": given.kwargs,
+            "options": given.options,
+        }
+
+    def part(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (InvalidSchedule, InvalidPolicy) as exc:
+            problems.append(str(InvalidEntry(str(name), str(exc))))
+        return None
+
+    def refuse(message: str) -> None:
+        problems.append(str(InvalidEntry(str(name), message)))
+
+    if not isinstance(name, str) or not name or len(name) > NAME_LENGTH:
+        refuse(f"a name is a text of 1 to {NAME_LENGTH} characters")
+        return None
+    if not isinstance(given, Mapping):
+        refuse(f"it is {given!r}; give a dict with 'task' and 'schedule'")
+        return None
+    for word in given:
+        if word not in WORDS:
+            refuse(f"{word!r} is unknown{nearest(str(word), WORDS)}")
+    task = given.get("task")
+    if not isinstance(task, str) or not task:
+        refuse(f"task is {task!r}; give the task's name")
+    if "schedule" not in given:
+        refuse("there is no 'schedule'")
+        return None
+    options_given = given.get("options") or {}
+    if not isinstance(options_given, Mapping):
+        refuse(f"options is {options_given!r}; give a dict")
+        options_given = {}
+    options = dict(options_given)
+    policy_given = given.get("policy", options.pop("policy", None))
+    schedule = part(lambda: _schedule(app, settings, name, given["schedule"]))
+    policy = part(
+        lambda: read_policy(
+            policy_given,
+            default=settings.policy,
+            deadline=_deadline(app) if isinstance(schedule, celery_crontab) else None,
+        )
+    )
+    args, kwargs = given.get("args") or (), given.get("kwargs") or {}
+    if isinstance(args, (str, bytes)) or not isinstance(args, (list, tuple)):
+        refuse(f"args is {args!r}; give a list or a tuple")
+    if not isinstance(kwargs, Mapping):
+        refuse(f"kwargs is {kwargs!r}; give a dict")
+    if problems:
+        return None
+    return Entry(name, str(task), schedule, tuple(args), dict(kwargs), options, policy)
+
+
+def _schedule(app: Celery, settings: Settings, name: str, given: Any) -> Any:
+    rule = from_celery(given, zone=_zone(app), gap=settings.gap, fold=settings.fold)
+    return rule.named(name) if hasattr(rule, "named") else rule
+
+
+def _zone(app: Celery) -> tzinfo:
+    """Return the app's timezone; UTC for one that is unknown, which is a problem of the settings."""
+    try:
+        return app_timezone(app)
+    except InvalidConfiguration:
+        return timezone.utc
+
+
+def _deadline(app: Celery) -> timedelta | None:
+    seconds = app.conf.beat_cron_starting_deadline
+    return None if seconds is None else read_span("beat_cron_starting_deadline", seconds)

@@ -1,0 +1,170 @@
+"""Leases on Redis or Valkey: each answer is one script (`lua/`), each purpose has a connection of its own.
+
+The elector's thread, the operators' calls and each subscription never share a connection; a resignation opens
+a fresh one, because it is sent from a signal handler that may have interrupted any of the others.
+
+Not promised: that an acknowledged grant outlives a failover to a replica that had not received it. Epochs
+stay monotone then, and the leader that is alive goes on under its own (see `acquire.lua`), unless it is cut
+off with the old master.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import resources
+from typing import Any, Protocol
+
+import redis
+from redis.exceptions import NoScriptError
+
+from celery_tzbeat.model import from_micros
+from celery_tzbeat.store.client import CALL_ERRORS, make_client, unavailable
+from celery_tzbeat.store.keys import Keys
+
+from .protocol import Free, Granted, Held, Leader, Lost, Renewed
+
+#: The longest wait for each step of a resignation (connecting, each reply), in seconds.
+RESIGN_TIMEOUT = 0.3
+
+
+class Connect(Protocol):
+    """How a client is made: `store.client.make_client`, or a test's own."""
+
+    def __call__(self, url: str, *, timeout: float, client_name: str = "") -> redis.Redis: ...
+
+
+class RedisLeases:
+    """The lease of one namespace (a `LeaseProvider`). Makes no connection before it is asked something."""
+
+    def __init__(self, url: str, *, namespace: str, lease: timedelta, connect: Connect = make_client) -> None:
+        self._url = url
+        self._connect = connect
+        self._lease_ms = lease // timedelta(milliseconds=1)
+        self._timeout = lease.total_seconds() / 7  # a call that failed leaves time for others before trust ends
+        keys = Keys(namespace)
+        self._leader, self._granted, self._wake = keys("leader"), keys("epoch:granted"), keys("wake")
+        self._elector = self._client(self._timeout)
+        self._operators = self._client(self._timeout)
+
+    def acquire(self, holder: str, *, floor: int) -> Granted | Held:
+        answer, epoch, now, *rest = _call(
+            self._elector, "acquire", (self._leader, self._granted), (holder, self._lease_ms, floor)
+        )
+        if answer == b"GRANTED":
+            return Granted(int(epoch), from_micros(int(now)))
+        return Held(rest[0].decode(), int(epoch), _milliseconds(rest[1]), from_micros(int(now)))
+
+    def renew(self, holder: str, epoch: int) -> Renewed | Lost:
+        answer, detail, now, *rest = _call(
+            self._elector, "renew", (self._leader, self._granted), (holder, self._lease_ms, epoch)
+        )
+        if answer == b"RENEWED":
+            return Renewed(from_micros(int(now)), step_down=int(detail) == 1)
+        return Lost(rest[0].decode(), int(detail), from_micros(int(now)))
+
+    def resign(self, holder: str, epoch: int) -> bool:
+        client = self._client(min(self._timeout, RESIGN_TIMEOUT))
+        try:
+            keys = (self._leader, self._granted, self._wake)
+            return bool(_call(client, "resign", keys, (holder, epoch, "resigned")))
+        finally:
+            client.close()
+
+    def ask_to_step_down(self, epoch: int) -> bool:
+        return bool(_call(self._operators, "step_down", (self._leader, self._wake), (epoch, "step down")))
+
+    def look(self) -> Free | Held:
+        answer, *rest = _call(self._elector, "look", (self._leader,))
+        if answer == b"FREE":
+            return Free(from_micros(int(rest[0])))
+        epoch, now, holder, remaining, _since = rest
+        return Held(holder.decode(), int(epoch), _milliseconds(remaining), from_micros(int(now)))
+
+    def leader(self) -> Leader | None:
+        answer, *rest = _call(self._operators, "look", (self._leader,))
+        if answer == b"FREE" or not rest[2]:
+            return None
+        epoch, _now, holder, remaining, since = rest
+        return Leader(holder.decode(), int(epoch), _milliseconds(remaining), from_micros(int(since)))
+
+    def listen(self) -> RedisSubscription:
+        return RedisSubscription(lambda: self._client(self._timeout), self._wake)
+
+    def close(self) -> None:
+        self._elector.close()
+        self._operators.close()
+
+    def _client(self, timeout: float) -> redis.Redis:
+        return self._connect(self._url, timeout=timeout, client_name="tzbeat-leases")
+
+
+class RedisSubscription:
+    """Pub/sub on the wake channel (a `Subscription`), with a connection of its own. For one thread.
+
+    The channel also carries what the store says to beats (`look`): it is heard as well.
+    """
+
+    def __init__(self, connect: Callable[[], redis.Redis], channel: str) -> None:
+        self._connect = connect
+        self._channel = channel
+        self._client: Any = None
+        self._pubsub: Any = None
+
+    def fileno(self) -> int:
+        # redis-py has no public way to it.
+        socket = getattr(getattr(self._pubsub, "connection", None), "_sock", None)
+        return socket.fileno() if socket is not None else -1
+
+    def drain(self) -> bool:
+        try:
+            if self._pubsub is None:
+                self._subscribe()
+                return True  # what was said before went unheard
+            heard = False
+            # Confirmations count as messages to redis-py: only None says that nothing is left.
+            while (message := self._pubsub.get_message(timeout=0)) is not None:
+                heard = heard or message["type"] == "message"
+            return heard
+        except CALL_ERRORS:
+            self.close()
+            return False
+
+    def close(self) -> None:
+        pubsub, client = self._pubsub, self._client
+        self._pubsub = self._client = None
+        if pubsub is not None:
+            pubsub.close()
+        if client is not None:
+            client.close()
+
+    def _subscribe(self) -> None:
+        self._client = self._connect()
+        self._pubsub = self._client.pubsub()
+        self._pubsub.subscribe(self._channel)
+
+
+def _call(client: redis.Redis, script: str, keys: tuple[str, ...], args: tuple[str | int, ...] = ()) -> Any:
+    text, sha = _SCRIPTS[script]
+    try:
+        try:
+            return client.evalsha(sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return client.eval(text, len(keys), *keys, *args)
+    except CALL_ERRORS as exc:
+        raise unavailable(client, exc) or exc from exc
+
+
+def _read(name: str) -> tuple[str, str]:
+    """Return a script's text, and its SHA-1, the name that EVALSHA wants."""
+    text = (resources.files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+#: Read when imported: a signal handler reads no files.
+_SCRIPTS = {name: _read(name) for name in ("acquire", "renew", "resign", "step_down", "look")}
+
+
+def _milliseconds(value: bytes | int) -> timedelta:
+    return timedelta(milliseconds=int(value))

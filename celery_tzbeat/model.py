@@ -1,0 +1,284 @@
+"""The values that rooms hand to each other: frozen, without connections or clocks.
+
+An *instant* is an aware UTC datetime everywhere outside `schedules`. Dict forms carry a version, `v`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any, Literal, Protocol
+
+UTC = timezone.utc
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+#: The namespace of every task id (a UUIDv5 of this, the beat's namespace and the occurrence's key).
+TASK_IDS = uuid.UUID("6b3a5c1e-7d0a-5f6e-9c58-2f6f5d1b7a10")
+
+#: The longest entry name.
+NAME_LENGTH = 200
+
+
+def micros(instant: datetime) -> int:
+    """Return an instant as whole microseconds since 1970-01-01T00:00:00Z: the store's form (exact in a double to 2255)."""
+    return (instant - EPOCH) // MICROSECOND
+
+
+def from_micros(value: int) -> datetime:
+    """Return the instant of `micros`."""
+    return EPOCH + timedelta(microseconds=value)
+
+
+def iso(instant: datetime) -> str:
+    """Return the one text form of an instant: ``2026-11-01T05:30:00Z``, a fraction only where there is one."""
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def from_iso(text: str) -> datetime:
+    """Return the instant of `iso`."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+
+
+class Schedule(Protocol):
+    """A pure rule: which instants. Holds no clock and no app; equal rules are equal values."""
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """The zone the rule is read in; None for a rule that has none, or has none yet (`in_zone`)."""
+
+    @property
+    def text(self) -> str:
+        """The rule in one text form, its zone at the end: ``30 2 * * mon-fri America/New_York``."""
+
+    @property
+    def shortest_gap(self) -> timedelta:
+        """No two occurrences are nearer than this, changes of offset aside. A pure function of the text."""
+
+    def in_zone(self, zone: tzinfo) -> Schedule:
+        """Return this rule, read in `zone` where it names none itself."""
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        """Return the first instant strictly after `instant`, None where there is none. A naive instant raises."""
+
+    def prev_before(self, instant: datetime) -> datetime | None:
+        """Return the last instant strictly before `instant`, None where there is none."""
+
+    def count_between(self, after: datetime, until: datetime, limit: int) -> int:
+        """Return how many instants u there are with after < u <= until, counting no further than `limit`."""
+
+    def mark(self, nominal: datetime) -> str:
+        """Return what a cursor must remember of an occurrence besides its instant (wall time and pass), as text."""
+
+    def resume(self, nominal: datetime, mark: str) -> datetime:
+        """Return the instant from which to go on after `nominal`, were the zone's rules changed meanwhile (`mark`)."""
+
+    def describe(self) -> str:
+        """Return the rule in words."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the versioned dict form; `schedules.from_dict` reads it."""
+
+
+Catchup = Literal["latest", "all", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is decided about an entry's occurrences beyond when they are due. Validated by `settings.read_policy`."""
+
+    misfire_grace: timedelta = timedelta(seconds=60)
+    catchup: Catchup = "latest"
+    catchup_window: timedelta = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A named definition: a task, its arguments, its schedule, its policy.
+
+    `options` are Celery's (`queue`, `priority`, `expires`, …) exactly as given; whoever publishes copies them first.
+    """
+
+    name: str
+    task: str
+    schedule: Schedule
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    policy: Policy = Policy()
+
+    @property
+    def rule(self) -> str:
+        """A short hash of what decides the instants: when it changes, the schedule was changed."""
+        text = json.dumps(self.schedule.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the whole definition, to tell two beats' entries apart."""
+        text = repr(
+            (
+                self.name,
+                self.task,
+                self.rule,
+                self.args,
+                sorted(self.kwargs),
+                sorted(self.options),
+                self.policy,
+            )
+        )
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One entry at one nominal instant: what must happen once."""
+
+    entry: str
+    nominal: datetime
+    late: bool = False  # found later than its grace: a misfire that is run nevertheless
+
+    @property
+    def key(self) -> str:
+        """The identity, and the idempotency key. Never parsed: entry and nominal are stored beside it."""
+        return f"{self.entry}@{iso(self.nominal)}"
+
+    def task_id(self, namespace: str) -> str:
+        """Return the Celery task id: the same on every host, in every process."""
+        return str(uuid.uuid5(TASK_IDS, f"{namespace}\n{self.key}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One holder's turn as leader. Whether it is still trusted is the elector's to say, at each question."""
+
+    holder: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Per entry: the last nominal already decided, and what it takes to go on from there.
+
+    `nominal` is a lower bound where nothing was decided yet (a new entry starts from now). `rule` is `Entry.rule` at
+    that time; `tzdata` the version of the zone files; `unlisted_for` how long leaders have led without listing the entry.
+    """
+
+    nominal: datetime
+    rule: str
+    mark: str = ""
+    tzdata: str = ""
+    unlisted_for: timedelta = timedelta()
+
+    def to_text(self) -> str:
+        """Return the store's form: the nominal in microseconds first, where scripts read it."""
+        return "|".join(
+            (
+                str(micros(self.nominal)),
+                self.rule,
+                self.tzdata,
+                str(int(self.unlisted_for.total_seconds())),
+                self.mark,
+            )
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Cursor:
+        """Return the cursor of `to_text`; ValueError for any other text."""
+        nominal, rule, tzdata, unlisted, mark = text.split("|", 4)
+        return cls(
+            nominal=from_micros(int(nominal)),
+            rule=rule,
+            mark=mark,
+            tzdata=tzdata,
+            unlisted_for=timedelta(seconds=int(unlisted)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unrun:
+    """A row of occurrences of one entry that will not run, with the cursor behind it. `count` is exact to 1,000."""
+
+    event: Literal["skipped", "coalesced", "missed"]
+    entry: str
+    first: datetime
+    last: datetime
+    count: int
+    reason: str
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One appended fact. A row of occurrences that did not run is one record: first, last, count (to 1,000)."""
+
+    event: str  # sent, skipped, coalesced, missed, dead, office, wiped, new, …
+    entry: str
+    first: datetime | None
+    last: datetime | None
+    count: int
+    epoch: int
+    detail: str
+    id: str = ""  # the stream's own id; its first part is the store's time in milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a beat says of itself, so that others (and `health`) can see it."""
+
+    beat: str  # the holder's identity: host, pid and a nonce
+    host: str
+    pid: int
+    version: str
+    tzdata: str
+    fingerprint: str
+    role: Literal["leader", "standby"]
+    why: str  # why it does not lead; empty for the leader
+    last_tick: datetime
+    next_due: datetime | None
+    skew: float  # seconds this beat's clock is ahead of the store's
+    entries: int
+    embedded: bool
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "v": 1,
+                "beat": self.beat,
+                "host": self.host,
+                "pid": self.pid,
+                "version": self.version,
+                "tzdata": self.tzdata,
+                "fingerprint": self.fingerprint,
+                "role": self.role,
+                "why": self.why,
+                "last_tick": iso(self.last_tick),
+                "next_due": iso(self.next_due) if self.next_due else None,
+                "skew": self.skew,
+                "entries": self.entries,
+                "embedded": self.embedded,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Presence:
+        found = json.loads(text)
+        return cls(
+            beat=found["beat"],
+            host=found["host"],
+            pid=found["pid"],
+            version=found["version"],
+            tzdata=found["tzdata"],
+            fingerprint=found["fingerprint"],
+            role=found["role"],
+            why=found["why"],
+            last_tick=from_iso(found["last_tick"]),
+            next_due=from_iso(found["next_due"]) if found["next_due"] else None,
+            skew=found["skew"],
+            entries=found["entries"],
+            embedded=found["embedded"],
+        )

@@ -1,0 +1,386 @@
+"""The settings `tzbeat_*`: read once from `app.conf`, checked together, frozen.
+
+`Settings.read` is the only interpreter of `app.conf` for our own names. Every problem is reported at once; an unknown name
+is refused with the nearest right one, a name of a later release by saying so.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta, tzinfo
+from typing import Any, Literal, cast, get_args
+
+from celery import Celery
+from kombu.utils.url import parse_url
+
+from .errors import InvalidConfiguration, InvalidPolicy
+from .model import Catchup, Policy
+from .store.client import hide_password, make_client, redis_url
+
+PREFIX = "tzbeat_"
+
+#: Settings of the design whose behaviour later releases bring: refused, never ignored.
+NOT_BUILT = frozenset(
+    {
+        "alert_rules",
+        "alerts",
+        "database",
+        "drain_timeout",
+        "dynamic",
+        "events",
+        "history",
+        "http",
+        "redact",
+        "release",
+        "schedule_file",
+        "shadow",
+        "wait_replicas",
+    }
+)
+
+#: Policy keys likewise.
+POLICY_NOT_BUILT = frozenset(
+    {
+        "after",
+        "after_timeout",
+        "delivery",
+        "expect_within",
+        "jitter",
+        "kill_after",
+        "max_deliveries",
+        "on_abandoned",
+        "on_store_down",
+        "overlap",
+        "pause_on_failure",
+        "retry",
+        "run_lease",
+        "start_within",
+        "timeout",
+    }
+)
+
+#: Celery's Redis transport redelivers what was not acknowledged for so long.
+VISIBILITY_TIMEOUT = timedelta(hours=1)
+
+#: Shortest lease: a store call is bounded by a sixth of it.
+SHORTEST_LEASE = timedelta(seconds=1)
+
+#: The most that `max_skew` counts for when it is held against the retention.
+SKEW_COUNTED = timedelta(hours=1)
+
+
+DEFAULT_POLICY = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the `tzbeat_*` settings say. Durations are given as seconds or `timedelta`."""
+
+    url: str
+    namespace: str
+    lock: str
+    lease: timedelta = timedelta(seconds=10)
+    policy: Policy = DEFAULT_POLICY
+    gap: Literal["end", "skip"] = "end"
+    fold: Literal["first", "second", "both"] = "first"
+    retention: timedelta = timedelta(hours=24)
+    max_skew: timedelta = timedelta(seconds=300)
+    audit_max: int = 100_000
+    strict: bool | Literal["tasks"] = True
+
+    @property
+    def call_timeout(self) -> float:
+        """The bound of one exchange with the store or the broker, in seconds: a hung call must not outlive the lease."""
+        return self.lease.total_seconds() / 6
+
+    @classmethod
+    def read(cls, app: Celery) -> Settings:
+        """Return the settings of `app`. Raises InvalidConfiguration with every problem found."""
+        settings, problems = cls.examine(app)
+        if settings is None or problems:
+            raise InvalidConfiguration(problems)
+        return settings
+
+    @classmethod
+    def examine(cls, app: Celery) -> tuple[Settings | None, list[str]]:
+        """Return the settings as far as they can be used (None: not at all) and all problems."""
+        problems = list(_unknown_names(app))
+        reader = _Reader(app, problems)
+        given_url, lock = reader.text("url"), reader.text("lock")
+        url = given_url or _default_url(app, problems)
+        namespace = reader.text("namespace") or _default_namespace(app, problems)
+        _refuse(problems, namespace is not None and _bad_namespace(namespace))
+        _refuse(problems, url and _bad_url("tzbeat_url" if given_url else "broker_url", url))
+        _refuse(problems, lock and _bad_url("tzbeat_lock", lock))
+        try:
+            app_timezone(app)
+        except InvalidConfiguration as exc:
+            problems += exc.problems
+        settings = cls(
+            url=url or "",
+            namespace=namespace or "",
+            lock=lock or url or "",
+            lease=reader.duration("lease", _default(cls, "lease"), at_least=SHORTEST_LEASE),
+            policy=reader.policy(app),
+            gap=reader.choice("gap", "end", ("end", "skip")),
+            fold=reader.choice("fold", "first", ("first", "second", "both")),
+            retention=reader.duration("retention", _default(cls, "retention")),
+            max_skew=reader.duration("max_skew", _default(cls, "max_skew")),
+            audit_max=reader.count("audit_max", _default(cls, "audit_max")),
+            strict=reader.choice("strict", True, (True, False, "tasks")),
+        )
+        _refuse(problems, url is not None and _broker_is_not_the_store(app, settings.url))
+        _refuse(problems, app.conf.task_always_eager and "task_always_eager is set: tasks would run inside beat")
+        _refuse(problems, _retention_too_short(app, settings))
+        return (settings if url and namespace else None), problems
+
+
+def read_policy(given: Any, *, default: Policy, deadline: timedelta | None = None) -> Policy:
+    """Return the policy that `given` (a mapping, a Policy or None) makes of `default`.
+
+    `deadline` is Celery's `beat_cron_starting_deadline` where it applies: the window where none is given. Raises
+    InvalidPolicy for a key or value that is unknown, impossible or not built yet.
+    """
+    if isinstance(given, Policy):
+        return _checked(given)
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidPolicy(f"policy is {given!r}; give a dict or a Policy")
+    known = [f.name for f in fields(Policy)]
+    changes: dict[str, Any] = {}
+    if deadline is not None:
+        changes["catchup_window"] = deadline
+        changes["misfire_grace"] = min(default.misfire_grace, deadline)
+    for key, value in (given or {}).items():
+        if key in POLICY_NOT_BUILT:
+            raise InvalidPolicy(f"policy {key!r} is not built in this release of celery_tzbeat; leave it out")
+        if key not in known:
+            raise InvalidPolicy(f"policy {key!r} is unknown{nearest(str(key), known)}")
+        changes[key] = value if key == "catchup" else read_span(f"policy {key}", value)
+    return _checked(replace(default, **changes))
+
+
+def app_timezone(app: Celery) -> tzinfo:
+    """Return the app's timezone. Raises InvalidConfiguration for one that Celery does not find."""
+    try:
+        return cast(tzinfo, app.timezone)
+    except Exception as exc:  # whatever zoneinfo raises for a name: it is not always the same
+        raise InvalidConfiguration(
+            [f"timezone {app.conf.timezone!r} is unknown; give an IANA name such as 'Europe/Paris'"]
+        ) from exc
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` for the nearest known word, or a list of all."""
+    known = sorted(known)
+    found = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {found[0]!r}?" if found else f"; known are {', '.join(known)}"
+
+
+def _checked(policy: Policy) -> Policy:
+    words = get_args(Catchup)
+    if policy.catchup not in words:
+        raise InvalidPolicy(f"policy catchup {policy.catchup!r} is unknown{nearest(str(policy.catchup), words)}")
+    if policy.misfire_grace < timedelta():
+        raise InvalidPolicy("policy misfire_grace is negative; give 0 or more seconds")
+    if policy.catchup_window < policy.misfire_grace:
+        raise InvalidPolicy(
+            f"policy catchup_window ({policy.catchup_window}) is shorter than misfire_grace ({policy.misfire_grace}); "
+            "raise the window or lower the grace"
+        )
+    return policy
+
+
+def read_span(name: str, value: Any) -> timedelta:
+    """Return a duration given as seconds or timedelta. Raises InvalidPolicy, with `name`, for anything else."""
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return timedelta(seconds=value)
+        except (OverflowError, ValueError):  # infinite, not a number, or longer than timedelta can say
+            pass
+    raise InvalidPolicy(f"{name} is {value!r}; give seconds or a timedelta")
+
+
+class _Reader:
+    """Reads single settings and notes what is wrong with them."""
+
+    def __init__(self, app: Celery, problems: list[str]) -> None:
+        self._conf = app.conf
+        self._problems = problems
+
+    def _value(self, name: str) -> Any:
+        return self._conf.get(PREFIX + name)
+
+    def text(self, name: str) -> str | None:
+        value = self._value(name)
+        if value is None or (isinstance(value, str) and value):
+            return value
+        self._problems.append(f"{PREFIX}{name} is {value!r}; give a text that is not empty")
+        return None
+
+    def duration(self, name: str, default: timedelta, *, at_least: timedelta = timedelta(microseconds=1)) -> timedelta:
+        value = self._value(name)
+        if value is None:
+            return default
+        try:
+            span = read_span(PREFIX + name, value)
+        except InvalidPolicy as exc:
+            self._problems.append(str(exc))
+            return default
+        if span < at_least:
+            self._problems.append(f"{PREFIX}{name} is {value!r}; the least is {at_least.total_seconds():g} s")
+            return default
+        return span
+
+    def count(self, name: str, default: int) -> int:
+        value = self._value(name)
+        if value is None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        self._problems.append(f"{PREFIX}{name} is {value!r}; give a whole number above 0")
+        return default
+
+    def choice(self, name: str, default: Any, words: tuple[Any, ...]) -> Any:
+        value = self._value(name)
+        if value is None:
+            return default
+        if any(value is word or (isinstance(word, str) and value == word) for word in words):
+            return value
+        choices = ", ".join(repr(word) for word in words)
+        self._problems.append(f"{PREFIX}{name} is {value!r}; it is one of {choices}")
+        return default
+
+    def policy(self, app: Celery) -> Policy:
+        try:
+            return read_policy(self._value("policy"), default=DEFAULT_POLICY)
+        except InvalidPolicy as exc:
+            self._problems.append(f"{PREFIX}policy: {exc}")
+            return DEFAULT_POLICY
+
+
+def _default(cls: type[Settings], name: str) -> Any:
+    return next(f.default for f in fields(cls) if f.name == name)
+
+
+def _refuse(problems: list[str], problem: str | bool | None) -> None:
+    if problem:
+        problems.append(str(problem))
+
+
+def _unknown_names(app: Celery) -> Iterable[str]:
+    known = {f.name for f in fields(Settings)}
+    seen = set()
+    namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
+    for key in app.conf:
+        name = key.lower()
+        for prefix in {"celery_", namespace.lower()} - {""}:
+            if name.startswith(prefix + PREFIX):
+                name = name[len(prefix) :]
+        if not name.startswith(PREFIX) or key in seen:
+            continue
+        seen.add(key)
+        short = name[len(PREFIX) :]
+        if short in NOT_BUILT:
+            yield f"{name} is not built in this release of celery_tzbeat; leave it out"
+        elif short in known and key not in (name, namespace + (name.upper() if namespace.isupper() else name)):
+            yield f"{key} is not read; write {namespace + name.upper() if namespace.isupper() else name}"
+        elif short not in known:
+            yield f"{name} is not a setting{nearest(name, [PREFIX + k for k in known])}"
+
+
+def _broker_url(app: Celery) -> str:
+    url = app.conf.broker_write_url or app.conf.broker_url
+    return url if isinstance(url, str) else ";".join(url or ())
+
+
+def _is_redis(url: str) -> bool:
+    return url.partition("://")[0] in ("redis", "rediss", "unix", "redis+socket")
+
+
+def _default_url(app: Celery, problems: list[str]) -> str | None:
+    url = _broker_url(app)
+    if _is_redis(url):
+        return url
+    problems.append(
+        f"tzbeat_url is not set and the broker {hide_password(url)!r} is not a Redis; "
+        "set tzbeat_url to the Redis that is to keep the ledger"
+    )
+    return None
+
+
+def _default_namespace(app: Celery, problems: list[str]) -> str | None:
+    if not app.main or app.main == "__main__":
+        problems.append(
+            "tzbeat_namespace is not set and the app has no name to take it from; "
+            'set tzbeat_namespace, or give the app a name: Celery("proj")'
+        )
+        return None
+    return f"{app.main}/{database_of(_broker_url(app)) or '0'}"
+
+
+def _bad_url(name: str, url: str) -> str | None:
+    """Return what is wrong with the URL of a store, as far as can be seen without connecting."""
+    shown = hide_password(url)
+    if not _is_redis(url):
+        return (
+            f"{name} {shown!r}: the scheme {url.partition('://')[0]!r} is not served as a store yet; "
+            "use redis://, rediss:// or unix://"
+        )
+    try:
+        make_client(url, timeout=1).connection_pool.make_connection()
+    except Exception as exc:  # redis-py raises what its parts raise: ValueError, TypeError, RedisError
+        return f"{name} {shown!r} cannot be used: {exc}"
+    return None
+
+
+def _bad_namespace(namespace: str) -> str | None:
+    if "{" in namespace or "}" in namespace or not namespace.isprintable():
+        return f"tzbeat_namespace is {namespace!r}; leave out braces and control characters"
+    return None
+
+
+def database_of(url: str) -> str:
+    """Return the database (or virtual host) that a broker or store URL names, as text; ``0`` where it names none."""
+    try:
+        parts = parse_url(redis_url(url)) if _is_redis(url) else parse_url(url.split(";")[0])
+    except ValueError:  # its port is no number, say: `_bad_url` tells
+        return "0"
+    if parts.get("transport") == "unix":
+        return str(parts.get("db") or "0")
+    return str(parts.get("virtual_host") or "0").strip("/") or "0"
+
+
+def _broker_is_not_the_store(app: Celery, url: str) -> str | None:
+    """Return why broker and store cannot be the same Redis, as far as the URLs tell; the probe tells the rest."""
+    until = "this release needs the broker to be the store's Redis (other brokers come with the next one)"
+    write, read = _broker_url(app), app.conf.broker_read_url or app.conf.broker_url
+    read = read if isinstance(read, str) else ";".join(read or ())
+    shown = hide_password(write)
+    if ";" in write or ";" in read:
+        return f"broker_url {shown!r} names several brokers; {until}: give one URL"
+    if not _is_redis(write):
+        return f"the broker {shown!r} is not the store's Redis {hide_password(url)!r}; {until}"
+    if read != write:
+        return f"broker_read_url and broker_write_url differ; {until}: give one URL"
+    if _is_redis(url) and database_of(write) != database_of(url):
+        return (
+            f"the broker uses database {database_of(write)} and tzbeat_url database {database_of(url)}; {until}: "
+            "leave tzbeat_url out"
+        )
+    return None
+
+
+def _retention_too_short(app: Celery, settings: Settings) -> str | None:
+    visible = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    timeout = timedelta(seconds=visible) if isinstance(visible, (int, float)) else VISIBILITY_TIMEOUT
+    least = timeout + min(settings.max_skew, SKEW_COUNTED)
+    if settings.retention > least:
+        return None
+    return (
+        f"tzbeat_retention ({settings.retention}) must be longer than the broker's visibility timeout ({timeout}) "
+        f"plus tzbeat_max_skew ({settings.max_skew}): a message that comes back later would find no done mark"
+    )
