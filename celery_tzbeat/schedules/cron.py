@@ -85,13 +85,6 @@ class Cron:
         both = by_month | by_week if self.joined_by_or else by_month & by_week
         return both & (2 << length) - 2
 
-    def matches(self, wall: datetime) -> bool:
-        """Return whether a wall (without a fraction of a second) satisfies the fields."""
-        return bool(
-            self.second >> wall.second & self.minute >> wall.minute & self.hour >> wall.hour & 1
-            and self.days(wall.year, wall.month) >> wall.day & 1
-        )
-
     def first_from(self, wall: datetime) -> datetime | None:
         """Return the first matching wall >= `wall` (which has no fraction of a second), None within 100 years."""
         year, month, day = wall.year, wall.month, wall.day
