@@ -1,0 +1,363 @@
+"""What is wrong or doubtful: before a beat starts (`check`), and while beats run (`overall_health`).
+
+    tzbeat.E001   a setting                                tzbeat.E002   an entry
+    tzbeat.E003   the app's modules cannot be imported
+    tzbeat.W101   a schedule's author may not have meant it
+    tzbeat.W102   no zone given: the app's is used         tzbeat.W103   a task that this process does not know
+    tzbeat.W104   an entry is left out (tzbeat_strict = False)
+    tzbeat.W201   the store, or the lease's server, does not answer
+    tzbeat.W202   beats with different entries             tzbeat.W203   beats with different zone files
+    tzbeat.W204   a cursor ahead of the store's clock      tzbeat.W205   the server may evict keys
+    tzbeat.W206   the server keeps nothing on disk         tzbeat.W207   broker and store are written differently
+    tzbeat.E301   the store, or the lease's server, does not answer
+    tzbeat.E302   nobody leads                             tzbeat.E303   the leader does not tick
+    tzbeat.E304   something is due and was not sent        tzbeat.E305   a clock is off by more than tzbeat_max_skew
+
+The number after a letter never changes its meaning. E3xx come from `overall_health` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from celery import Celery
+from celery.beat import ScheduleEntry
+
+from celery_tzbeat.beat.scheduler import open_store
+from celery_tzbeat.clock import Clock
+from celery_tzbeat.entries import CLEANUP, Reading, read_entries
+from celery_tzbeat.errors import InvalidSchedule, StoreUnavailable, StoreUnreadable
+from celery_tzbeat.leases.protocol import Leader
+from celery_tzbeat.leases.redis import RedisLeases
+from celery_tzbeat.model import Cursor, Entry, Presence, iso
+from celery_tzbeat.schedules import from_celery, tzdata_version
+from celery_tzbeat.schedules.plan import start_of
+from celery_tzbeat.schedules.rule import Rule
+from celery_tzbeat.settings import Settings
+from celery_tzbeat.store.client import CALL_ERRORS, hide_password, make_client, redis_url
+
+#: Later than this, what is due counts as not sent in time.
+LATE = timedelta(seconds=5)
+
+#: How many names a finding lists.
+LISTED = 5
+
+#: What a store or lease server answers with when it does not serve, and what it says when it refuses (ACL).
+NO_ANSWER: tuple[type[Exception], ...] = (StoreUnavailable, StoreUnreadable, *CALL_ERRORS)
+
+#: Any two zones: a schedule that is equal when read in either needs no zone, or names its own.
+_TWO_ZONES = ("Pacific/Kiritimati", "Pacific/Pago_Pago")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong (error) or doubtful (warning), under a stable id, with what to do about it."""
+
+    id: str
+    severity: Literal["error", "warning"]
+    text: str
+    hint: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "severity": self.severity, "text": self.text, "hint": self.hint}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a beat leads, on time. `time` is the store's clock, None where it did not answer."""
+
+    ok: bool
+    leader: Leader | None
+    time: datetime | None
+    findings: tuple[Finding, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "leader": self.leader.holder if self.leader else None,
+            "epoch": self.leader.epoch if self.leader else None,
+            "time": iso(self.time) if self.time else None,
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def check(app: Celery) -> list[Finding]:
+    """Return every finding that can be made without starting a beat, errors first."""
+    settings, reading, findings = _configured(app)
+    findings += _schedules(app, reading)
+    if settings is not None:
+        findings += _unknown_tasks(reading, settings)
+        findings += _spellings(app, settings)
+        findings += _of_the_store(settings)
+    return sorted(findings, key=lambda finding: finding.severity != "error")
+
+
+def overall_health(app: Celery, clock: Clock) -> Health:
+    """Return whether a beat leads, on time, with clocks that agree; every finding is an error."""
+    settings, reading, findings = _configured(app)
+    findings = [finding for finding in findings if finding.severity == "error"]
+    if settings is None:
+        return Health(False, None, None, tuple(findings))
+    leader: Leader | None = None
+    time: datetime | None = None
+    try:
+        with closing(open_store(settings)) as store, closing(_leases(settings)) as leases:
+            before, time, after = clock.now(), store.time(), clock.now()
+            beats, cursors = store.beats(), store.cursors()
+            leader = leases.leader()
+    except NO_ANSWER as exc:
+        findings.append(_error("E301", f"{_servers(settings)}: {exc}", "start the server, or correct tzbeat_url"))
+        return Health(False, None, time, tuple(findings))
+    findings += _leadership(leader, beats, time, settings)
+    findings += _overdue(reading.entries, cursors, time, settings)
+    findings += _clocks(beats, before + (after - before) / 2 - time, settings)
+    return Health(not findings, leader, time, tuple(findings))
+
+
+def import_modules(app: Celery) -> str:
+    """Import what a beat of this app would import, and finalize it. Return what failed, empty where nothing did."""
+    try:
+        app.loader.import_default_modules()
+        app.finalize()
+    except Exception as exc:
+        return f"the app's modules cannot be imported: {type(exc).__name__}: {exc}"
+    return ""
+
+
+def no_settings() -> Settings:
+    """Return the defaults, to read entries with where the settings cannot be used."""
+    return Settings(url="", namespace="", lock="")
+
+
+# ---- configuration
+
+
+def _configured(app: Celery) -> tuple[Settings | None, Reading, list[Finding]]:
+    """Return what a beat would use (no settings where one is wrong), and the list of problems that stops it."""
+    failed = import_modules(app)
+    findings = [_error("E003", failed, "import them in a shell to see where it fails")] if failed else []
+    settings, problems = Settings.examine(app)
+    lenient = settings is not None and settings.strict is False
+    findings += [_error("E001", problem, "correct the setting; no beat starts with it") for problem in problems]
+    reading = read_entries(app, settings or no_settings())
+    if problems:
+        settings = None  # a store that nobody may have meant is not asked
+    for problem in reading.problems:
+        if lenient:
+            findings.append(_warning("W104", f"left out: {problem}", "correct the entry; tzbeat_strict is False"))
+        else:
+            findings.append(_error("E002", problem, "correct the entry; no beat starts with it"))
+    return settings, reading, findings
+
+
+def _schedules(app: Celery, reading: Reading) -> Iterator[Finding]:
+    without_zone = []
+    for name, entry in sorted(reading.entries.items()):
+        if isinstance(entry.schedule, Rule):
+            for warning in entry.schedule.warnings():
+                yield _warning(
+                    "W101", f"entry {name!r}: {warning}", "`celery tzbeat next --across-dst` shows what it does"
+                )
+        if name != CLEANUP and _needs_zone(app.conf.beat_schedule.get(name)):
+            without_zone.append(name)
+    if without_zone:
+        origin = "the app's timezone" if app.conf.timezone else "Celery's default, as the app sets no timezone"
+        yield _warning(
+            "W102",
+            f"no zone given, so {app.conf.timezone or 'UTC'} is used ({origin}): {_listed(without_zone)}",
+            "name the zone in the schedule: crontab('30 2 * * *', tz='Europe/Paris')",
+        )
+
+
+def _needs_zone(given: Any) -> bool:
+    """Return whether a definition as given would be read in the app's zone."""
+    schedule = given.schedule if isinstance(given, ScheduleEntry) else (given or {}).get("schedule")
+    try:
+        one, other = (from_celery(schedule, zone=zone) for zone in _TWO_ZONES)
+    except InvalidSchedule:
+        return False
+    return one != other
+
+
+def _unknown_tasks(reading: Reading, settings: Settings) -> Iterator[Finding]:
+    if settings.strict == "tasks":
+        return  # they are errors already
+    for text in reading.unknown_tasks:
+        yield _warning(
+            "W103", text, "list its module in `imports`, or correct the name; tzbeat_strict='tasks' makes it an error"
+        )
+
+
+def _spellings(app: Celery, settings: Settings) -> Iterator[Finding]:
+    broker = app.conf.broker_write_url or app.conf.broker_url
+    if isinstance(broker, str) and redis_url(broker) != redis_url(settings.url):
+        yield _warning(
+            "W207",
+            f"broker {hide_password(broker)!r} and store {hide_password(settings.url)!r} are written differently; "
+            "each beat tries at its start whether they are one server, and does not lead otherwise",
+            "leave tzbeat_url out, so that the broker's is used",
+        )
+
+
+# ---- the store, asked before a beat starts
+
+
+def _of_the_store(settings: Settings) -> list[Finding]:
+    found: list[Finding] = []
+    try:
+        with closing(open_store(settings)) as store, closing(_leases(settings)) as leases:
+            time, beats, cursors = store.time(), store.beats(), store.cursors()
+            leases.leader()
+        found += _differing(_alive(beats, time, settings))
+        found += _ahead(cursors, time, settings)
+        found += _of_the_server(settings)
+    except NO_ANSWER as exc:
+        hint = "a beat waits until it answers; start the server, or correct tzbeat_url"
+        found.append(_warning("W201", f"{_servers(settings)}: {exc}", hint))
+    return found
+
+
+def _differing(beats: Sequence[Presence]) -> Iterator[Finding]:
+    for id, attribute, what, hint in (
+        ("W202", "fingerprint", "entries", "deploy one release to all; only the leader's entries run"),
+        ("W203", "tzdata", "zone files", "install one version of tzdata everywhere"),
+    ):
+        groups: dict[str, list[str]] = {}
+        for beat in beats:
+            groups.setdefault(getattr(beat, attribute), []).append(f"{beat.host}:{beat.pid}")
+        if len(groups) > 1:
+            said = "; ".join(f"{value} on {_listed(sorted(hosts))}" for value, hosts in sorted(groups.items()))
+            yield _warning(id, f"the beats alive have different {what}: {said}", hint)
+
+
+def _ahead(cursors: Mapping[str, Cursor], time: datetime, settings: Settings) -> Iterator[Finding]:
+    ahead = sorted(name for name, cursor in cursors.items() if cursor.nominal > time + settings.max_skew)
+    if ahead:
+        latest = max(cursors[name].nominal for name in ahead)
+        yield _warning(
+            "W204",
+            f"cursors ahead of the store's clock ({iso(time)}), at most at {iso(latest)}: {_listed(ahead)}",
+            "these entries run again when the clock has passed their cursors; see whether the server's clock went back",
+        )
+
+
+def _of_the_server(settings: Settings) -> Iterator[Finding]:
+    client: Any = make_client(settings.url, timeout=settings.call_timeout, client_name="tzbeat-check")
+    with closing(client):
+        memory, persistence = client.info("memory"), client.info("persistence")
+        saves = _asked(client, "save")
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and memory.get("maxmemory", 0):
+        yield _warning(
+            "W205",
+            f"the server may evict keys: maxmemory-policy is {policy}; a lost done mark lets an occurrence run twice",
+            "set maxmemory-policy noeviction",
+        )
+    if not persistence.get("aof_enabled") and saves == "":
+        yield _warning(
+            "W206",
+            "the server keeps nothing on disk (no appendonly, no save): after its restart every entry starts from now",
+            "set appendonly yes",
+        )
+
+
+def _asked(client: Any, parameter: str) -> str | None:
+    """Return a server parameter; None where the server does not tell (managed ones do not)."""
+    try:
+        value = client.config_get(parameter).get(parameter)
+    except CALL_ERRORS:
+        return None
+    return None if value is None else str(value)
+
+
+# ---- health
+
+
+def _leadership(
+    leader: Leader | None, beats: Sequence[Presence], time: datetime, settings: Settings
+) -> Iterator[Finding]:
+    if leader is None:
+        reasons = [f"{beat.host}:{beat.pid}: {beat.why}" for beat in _alive(beats, time, settings) if beat.why]
+        hint = "; ".join(reasons) if reasons else "no beat is alive: start one with `celery -A <app> beat`"
+        yield _error("E302", "nobody leads: nothing is sent", hint)
+        return
+    presence = next((beat for beat in beats if beat.beat == leader.holder), None)
+    hint = "the lease goes to a standby when the leader makes no progress; look at its log"
+    if presence is None:
+        yield _error("E303", f"the leader {leader.holder} has said nothing to the store", hint)
+    elif (age := time - _last_tick(presence)) > settings.lease:
+        yield _error("E303", f"the leader {leader.holder} has not ticked for {age.total_seconds():.0f} s", hint)
+
+
+def _overdue(
+    entries: Mapping[str, Entry], cursors: Mapping[str, Cursor], time: datetime, settings: Settings
+) -> Iterator[Finding]:
+    late: list[tuple[datetime, str]] = []
+    for name, entry in entries.items():
+        cursor = cursors.get(name)
+        if cursor is None or cursor.rule != entry.rule:
+            continue  # new or changed here: a leader with this code places it first
+        start = start_of(entry, cursor, now=time, retention=settings.retention, tzdata=tzdata_version())
+        due = entry.schedule.next_after(start.after)
+        if due is not None and time - due > LATE:
+            late.append((due, name))
+    if late:
+        said = [f"{name!r} since {iso(due)}" for due, name in sorted(late)]
+        yield _error(
+            "E304",
+            f"due and not sent: {_listed(said)}",
+            "look at the leader's log; its entries may be other ones (`celery tzbeat check`)",
+        )
+
+
+def _clocks(beats: Iterable[Presence], own: timedelta, settings: Settings) -> Iterator[Finding]:
+    skews = [(f"beat {beat.host}:{beat.pid}", beat.skew) for beat in beats]
+    for who, skew in [("this host", own.total_seconds()), *skews]:
+        if abs(skew) > settings.max_skew.total_seconds():
+            side = "ahead of" if skew > 0 else "behind"
+            yield _error(
+                "E305",
+                f"{who}: its clock is {abs(skew):.0f} s {side} the store's, more than tzbeat_max_skew "
+                f"({settings.max_skew.total_seconds():g} s) allows",
+                "set the clock (NTP); a beat there does not lead until then",
+            )
+
+
+def _alive(beats: Iterable[Presence], time: datetime, settings: Settings) -> list[Presence]:
+    """Return the beats that ticked within a lease; presences outlive their beats."""
+    return [beat for beat in beats if time - _last_tick(beat) <= settings.lease]
+
+
+def _last_tick(beat: Presence) -> datetime:
+    """Return when a beat ticked last by the store's clock; it says so by its own."""
+    return beat.last_tick - timedelta(seconds=beat.skew)
+
+
+# ---- words
+
+
+def _leases(settings: Settings) -> RedisLeases:
+    return RedisLeases(settings.lock, namespace=settings.namespace, lease=settings.lease)
+
+
+def _servers(settings: Settings) -> str:
+    if settings.lock == settings.url:
+        return f"store {hide_password(settings.url)!r}"
+    return f"store {hide_password(settings.url)!r} or lease server {hide_password(settings.lock)!r}"
+
+
+def _listed(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:LISTED])
+    return shown if len(items) <= LISTED else f"{shown} and {len(items) - LISTED} more"
+
+
+def _error(id: str, text: str, hint: str) -> Finding:
+    return Finding(f"tzbeat.{id}", "error", text, hint)
+
+
+def _warning(id: str, text: str, hint: str) -> Finding:
+    return Finding(f"tzbeat.{id}", "warning", text, hint)

@@ -1,0 +1,525 @@
+"""`TzBeat`: what it does to an app, what it previews, and what it finds in a ledger written for the purpose."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_tzbeat.api import Finding, TzBeat
+from celery_tzbeat.beat.scheduler import configuration, open_store
+from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule, StoreUnavailable
+from celery_tzbeat.leases.redis import RedisLeases
+from celery_tzbeat.model import Cursor, Occurrence, Presence, Unrun
+from celery_tzbeat.schedules import tzdata_version
+from celery_tzbeat.settings import Settings
+from celery_tzbeat.store.keys import Bucket
+from celery_tzbeat.store.protocol import Burial
+from celery_tzbeat.testing.clock import ManualClock
+from celery_tzbeat.testing.server import LocalServer
+
+UTC = timezone.utc
+DEFAULT = "celery.beat:PersistentScheduler"
+NEW_YORK = "America/New_York"
+
+
+def an_app(url: str = "redis://localhost:1/0", **conf: Any) -> Celery:
+    app = Celery("proj", set_as_current=False)
+    entries = {
+        "nightly": {"task": "proj.add", "schedule": f"30 2 * * * {NEW_YORK}", "args": ("secret" * 20,)},
+        "tick": {"task": "proj.add", "schedule": 60},
+    }
+    app.conf.update({"broker_url": url, "result_expires": None, "beat_schedule": entries, "tzbeat_lease": 2, **conf})
+
+    @app.task(name="proj.add", shared=False)
+    def add(*args: Any) -> None: ...
+
+    return app
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def ids(findings: list[Finding] | tuple[Finding, ...]) -> list[str]:
+    return [finding.id for finding in findings]
+
+
+# ---- on an app
+
+
+def test_making_one_reads_and_writes_no_configuration() -> None:
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object("no_such_module_anywhere")
+    TzBeat(app)
+    assert not app.configured
+
+
+def test_the_scheduler_is_set_where_the_user_set_none() -> None:
+    app = an_app()
+    TzBeat(app)
+    assert app.conf.beat_scheduler == "celery_tzbeat:Scheduler"
+
+
+def test_an_app_that_is_configured_already_gets_its_scheduler_at_once() -> None:
+    app = an_app()
+    assert app.conf.beat_scheduler == DEFAULT
+    TzBeat(app)
+    assert app.conf.beat_scheduler == "celery_tzbeat:Scheduler"
+
+
+@pytest.mark.parametrize("given", ["other:Scheduler", DEFAULT])
+def test_a_scheduler_that_the_user_set_later_is_kept(given: str) -> None:
+    app = Celery("proj", set_as_current=False)
+    TzBeat(app)
+    app.conf.beat_scheduler = given
+    assert app.conf.beat_scheduler == given
+    app.conf.broker_url = "redis://localhost:1/0"
+    assert app.conf.beat_scheduler == given
+
+
+@pytest.mark.parametrize("given", ["other:Scheduler", DEFAULT])
+def test_a_scheduler_in_a_namespaced_settings_object_is_kept(given: str) -> None:
+    app = Celery("proj", set_as_current=False)
+    TzBeat(app)
+    app.config_from_object(SimpleNamespace(CELERY_BEAT_SCHEDULER=given), namespace="CELERY")
+    assert app.conf.beat_scheduler == given
+
+
+def test_a_namespaced_settings_object_without_a_scheduler_gets_ours() -> None:
+    app = Celery("proj", set_as_current=False)
+    TzBeat(app)
+    app.config_from_object(SimpleNamespace(CELERY_TIMEZONE="UTC", DEBUG=True), namespace="CELERY")
+    assert app.conf.beat_scheduler == "celery_tzbeat:Scheduler"
+
+
+# ---- entries
+
+
+def test_entries_are_those_that_a_beat_reads() -> None:
+    app = an_app()
+    assert TzBeat(app).entries() == configuration(app)[1].entries
+
+
+def test_entries_added_when_the_app_is_finalized_are_seen() -> None:
+    app = an_app()
+
+    @app.on_after_finalize.connect
+    def add(sender: Celery, **_: Any) -> None:
+        sender.add_periodic_task(10.0, sender.signature("proj.add"), name="late")
+
+    assert "late" in TzBeat(app).entries()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    tz = TzBeat(an_app())
+    assert tz.get("nightly").task == "proj.add"
+    with pytest.raises(EntryNotFound, match="no entry is named 'nightli'; did you mean 'nightly'"):
+        tz.get("nightli")
+    with pytest.raises(EntryNotFound, match="the app has no entries"):
+        TzBeat(an_app(beat_schedule={})).get("x")
+
+
+def test_a_module_that_cannot_be_imported_is_a_problem_of_the_configuration() -> None:
+    tz = TzBeat(an_app(imports=["no_such_module_anywhere"]))
+    with pytest.raises(InvalidConfiguration, match="cannot be imported: ModuleNotFoundError"):
+        tz.entries()
+    assert "tzbeat.E003" in ids(tz.check())
+
+
+# ---- previews
+
+
+def preview(schedule: str, after: str, n: int = 1, zone: str | None = None) -> list[tuple[str, str, str]]:
+    found = TzBeat(an_app()).next(schedule, n=n, after=at(after), zone=zone)
+    return [(each.to_dict()["instant"], each.wall.isoformat(), each.note) for each in found]
+
+
+def test_what_falls_into_a_gap_is_marked() -> None:
+    assert preview(f"30 2 * * * {NEW_YORK}", "2026-03-08T00:00", n=2) == [
+        ("2026-03-08T07:00:00Z", "2026-03-08T03:00:00", "02:30 does not exist: at the end of the gap"),
+        ("2026-03-09T06:30:00Z", "2026-03-09T02:30:00", ""),
+    ]
+
+
+def test_what_comes_twice_is_marked_at_each_pass() -> None:
+    assert preview(f"30 1 * * * {NEW_YORK} fold=both", "2026-11-01T00:00", n=3) == [
+        ("2026-11-01T05:30:00Z", "2026-11-01T01:30:00", "01:30 comes twice: first of two"),
+        ("2026-11-01T06:30:00Z", "2026-11-01T01:30:00", "01:30 comes twice: second of two"),
+        ("2026-11-02T06:30:00Z", "2026-11-02T01:30:00", ""),
+    ]
+
+
+def test_a_wildcard_is_marked_in_a_fold_too() -> None:
+    assert [note for _, _, note in preview(f"30 * * * * {NEW_YORK}", "2026-11-01T05:00", n=3)] == [
+        "01:30 comes twice: first of two",
+        "01:30 comes twice: second of two",
+        "",
+    ]
+
+
+def test_a_day_that_never_was_is_named_with_its_date() -> None:
+    (found,) = preview("0 12 30 12 * Pacific/Apia", "2011-12-20T00:00")
+    assert found == (
+        "2011-12-30T10:00:00Z",
+        "2011-12-31T00:00:00",
+        "2011-12-30 12:00 does not exist: at the end of the gap",
+    )
+
+
+def test_walls_may_be_shown_in_another_zone_than_the_schedules() -> None:
+    (found,) = preview(f"30 2 * * * {NEW_YORK}", "2026-03-08T00:00", zone="Asia/Tokyo")
+    assert found == (
+        "2026-03-08T07:00:00Z",
+        "2026-03-08T16:00:00",
+        "in America/New_York: 02:30 does not exist: at the end of the gap",
+    )
+
+
+def test_a_text_without_a_zone_is_read_in_the_one_given_else_in_the_apps() -> None:
+    assert preview("@daily", "2026-07-01T00:00", zone="Asia/Tokyo")[0][0] == "2026-07-01T15:00:00Z"
+    tz = TzBeat(an_app(timezone="Europe/Paris"))
+    assert tz.next("@daily", n=1, after=at("2026-07-01T00:00"))[0].instant == at("2026-07-01T22:00")
+
+
+def test_next_starts_from_now_and_ends_where_the_schedule_does() -> None:
+    tz = TzBeat(an_app(), clock=ManualClock(at("2026-07-01T00:00")))
+    assert tz.next("nightly", n=1)[0].instant == at("2026-07-01T06:30")
+    assert len(tz.next("@at 2026-08-01T00:00:00Z")) == 1
+    assert tz.next("@at 2026-06-01T00:00:00Z") == ()
+
+
+def test_previews_work_beside_bad_entries_and_settings() -> None:
+    bad = {"bad": {"task": "proj.add", "schedule": "61 * * * *"}, "good": {"task": "proj.add", "schedule": 60}}
+    tz = TzBeat(an_app(beat_schedule=bad, tzbeat_lease=0))
+    assert len(tz.next("good", n=3)) == 3
+
+
+def test_a_text_that_was_meant_as_a_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InvalidSchedule, match="did you mean 'nightly'") as caught:
+        TzBeat(an_app()).next("nightli")
+    assert caught.value.text == "nightli"
+
+
+def test_around_a_change_of_offset() -> None:
+    found = TzBeat(an_app()).across_change("nightly", n=2, after=at("2026-03-01T00:00"))
+    assert [each.instant for each in found.before] == [at("2026-03-06T07:30"), at("2026-03-07T07:30")]
+    assert [each.instant for each in found.after] == [at("2026-03-08T07:00"), at("2026-03-09T06:30")]
+    assert found.to_dict()["change"] == {
+        "zone": NEW_YORK,
+        "instant": "2026-03-08T07:00:00Z",
+        "old_wall": "2026-03-08T02:00:00",
+        "new_wall": "2026-03-08T03:00:00",
+        "old_offset": "-05:00",
+        "new_offset": "-04:00",
+        "text": "clocks go forward from 02:00 to 03:00: times from 02:00 to before 03:00 do not exist",
+    }
+
+
+def test_a_half_hour_change_and_one_over_midnight_are_told_apart() -> None:
+    tz = TzBeat(an_app())
+    howe = tz.across_change("@daily Australia/Lord_Howe", after=at("2026-03-01T00:00")).change
+    assert howe is not None
+    assert howe.text == "clocks go back from 02:00 to 01:30: times from 01:30 to before 02:00 come twice"
+    apia = tz.across_change("@daily Pacific/Apia", after=at("2011-12-20T00:00")).change
+    assert apia is not None
+    assert apia.text.startswith("clocks go forward from 2011-12-30 00:00 to 2011-12-31 00:00")
+
+
+def test_a_zone_that_changes_no_more_has_no_change() -> None:
+    found = TzBeat(an_app()).across_change("@daily UTC", after=at("2026-03-01T00:00"))
+    assert found.change is None
+    assert found.before == ()
+    assert len(found.after) == 3
+
+
+# ---- the ledger
+
+
+class Ground:
+    """An app on an emptied server, and what a beat would have written there."""
+
+    def __init__(self, url: str, **conf: Any) -> None:
+        self.app = an_app(url, **conf)
+        self.settings = Settings.read(self.app)
+        self.tz = TzBeat(self.app)
+        self.store = open_store(self.settings)
+        self.leases = RedisLeases(url, namespace=self.settings.namespace, lease=self.settings.lease)
+
+    def lead(self, holder: str = "host:1:a") -> int:
+        granted = self.leases.acquire(holder, floor=0)
+        epoch: int = granted.epoch
+        self.store.take_office(epoch, holder)
+        return epoch
+
+    def attend(self, beat: str = "host:1:a", *, ago: float = 0, **changes: Any) -> None:
+        values: dict[str, Any] = {
+            "beat": beat,
+            "host": beat.split(":")[0],
+            "pid": 1,
+            "version": "0",
+            "tzdata": tzdata_version(),
+            "fingerprint": "f",
+            "role": "leader",
+            "why": "",
+            "last_tick": self.store.time() - timedelta(seconds=ago),
+            "next_due": None,
+            "skew": 0.0,
+            "entries": 2,
+            "embedded": False,
+        }
+        self.store.attend(Presence(**{**values, **changes}))
+
+    def cursor(self, name: str, *, ahead: timedelta) -> Cursor:
+        return Cursor(nominal=self.store.time() + ahead, rule=self.tz.get(name).rule, tzdata=tzdata_version())
+
+
+@pytest.fixture
+def ground(empty_server: LocalServer) -> Any:
+    found = Ground(empty_server.url)
+    with closing(found.store), closing(found.leases):
+        yield found
+
+
+def test_a_beat_that_leads_on_time_is_healthy(ground: Ground) -> None:
+    epoch = ground.lead()
+    ground.attend()
+    ground.store.place({"tick": ground.cursor("tick", ahead=timedelta(seconds=-3))}, epoch=epoch)
+    health = ground.tz.health()
+    assert health.findings == ()
+    assert health.ok
+    found = health.to_dict()
+    assert (found["leader"], found["epoch"]) == ("host:1:a", epoch)
+    assert found["time"].endswith("Z")
+
+
+def test_nobody_leading_is_not_healthy_and_the_standbys_say_why(ground: Ground) -> None:
+    health = ground.tz.health()
+    assert ids(health.findings) == ["tzbeat.E302"]
+    assert "no beat is alive" in health.findings[0].hint
+    ground.attend(role="standby", why="its clock is wrong")
+    assert "host:1: its clock is wrong" in ground.tz.health().findings[0].hint
+
+
+def test_a_leader_that_does_not_tick_is_not_healthy(ground: Ground) -> None:
+    ground.lead()
+    assert ids(ground.tz.health().findings) == ["tzbeat.E303"]
+    ground.attend(ago=5)
+    (found,) = ground.tz.health().findings
+    assert found.id == "tzbeat.E303"
+    assert "has not ticked for 5 s" in found.text
+
+
+def test_a_leader_whose_clock_differs_within_bounds_ticks_nevertheless(ground: Ground) -> None:
+    ground.lead()
+    ground.attend(ago=100, skew=-100.0)
+    assert ground.tz.health().ok
+
+
+def test_what_is_due_and_not_sent_is_named(ground: Ground) -> None:
+    epoch = ground.lead()
+    ground.attend()
+    ground.store.place({"tick": ground.cursor("tick", ahead=timedelta(seconds=-130))}, epoch=epoch)
+    (found,) = ground.tz.health().findings
+    assert found.id == "tzbeat.E304"
+    assert "'tick' since " in found.text
+
+
+def test_an_entry_that_is_changed_here_is_not_overdue(ground: Ground) -> None:
+    epoch = ground.lead()
+    ground.attend()
+    cursor = Cursor(nominal=ground.store.time() - timedelta(hours=1), rule="another")
+    ground.store.place({"tick": cursor}, epoch=epoch)
+    assert ground.tz.health().ok
+
+
+def test_a_beats_clock_that_is_off_is_named_with_host_and_seconds(ground: Ground) -> None:
+    ground.lead()
+    ground.attend()
+    ground.attend("faraway:2:b", role="standby", skew=-400.0)
+    (found,) = ground.tz.health().findings
+    assert found.id == "tzbeat.E305"
+    assert found.text.startswith(
+        "beat faraway:1: its clock is 400 s behind the store's, more than tzbeat_max_skew (300 s)"
+    )
+
+
+def test_this_hosts_clock_is_compared_with_the_stores(ground: Ground) -> None:
+    ground.lead()
+    ground.attend()
+    tz = TzBeat(ground.app, clock=ManualClock(ground.store.time() + timedelta(seconds=1000)))
+    (found,) = tz.health().findings
+    assert found.id == "tzbeat.E305"
+    assert found.text.startswith("this host: its clock is 1000 s ahead of the store's")
+
+
+def test_health_of_a_wrong_configuration_names_the_problems() -> None:
+    health = TzBeat(an_app(tzbeat_lease=0)).health()
+    assert not health.ok
+    assert ids(health.findings) == ["tzbeat.E001"]
+
+
+def test_health_and_check_without_a_store() -> None:
+    tz = TzBeat(an_app())
+    assert ids(tz.health().findings) == ["tzbeat.E301"]
+    (found,) = tz.check()
+    assert (found.id, found.severity) == ("tzbeat.W201", "warning")
+    assert "redis://localhost:1/0" in found.text
+
+
+def test_check_lists_what_stops_a_beat_and_nothing_of_it_twice() -> None:
+    bad = {"a": {"task": "proj.add", "schedule": "61 * * * *"}, "b": {"task": "proj.add", "schedule": 60, "args": "x"}}
+    app = an_app(beat_schedule=bad, tzbeat_lease=0)
+    with pytest.raises(InvalidConfiguration) as caught:
+        configuration(app)
+    errors = [finding.text for finding in TzBeat(app).check() if finding.severity == "error"]
+    assert errors == list(caught.value.problems)
+
+
+def test_check_warns_of_doubtful_schedules(ground: Ground) -> None:
+    ground.app.conf.beat_schedule = {
+        "no zone": {"task": "proj.add", "schedule": "30 2 * * *"},
+        "restricted": {"task": "proj.add", "schedule": f"*/5 2-4 * * * {NEW_YORK}"},
+        "unknown": {"task": "proj.missing", "schedule": 60},
+        "fine": {"task": "proj.add", "schedule": f"30 2 * * * {NEW_YORK}"},
+    }
+    found = {finding.id: finding for finding in ground.tz.check()}
+    assert set(found) == {"tzbeat.W101", "tzbeat.W102", "tzbeat.W103", "tzbeat.W206"}
+    assert found["tzbeat.W101"].text.startswith("entry 'restricted': ")
+    assert found["tzbeat.W102"].text.startswith("no zone given, so UTC is used (Celery's default")
+    assert found["tzbeat.W102"].text.endswith(": no zone")
+    assert "'proj.missing'" in found["tzbeat.W103"].text
+
+
+def test_check_leaves_out_with_a_warning_where_strict_is_false() -> None:
+    bad = {"a": {"task": "proj.add", "schedule": "61 * * * *"}}
+    assert ids(TzBeat(an_app(beat_schedule=bad, tzbeat_strict=False)).check()) == ["tzbeat.W104", "tzbeat.W201"]
+
+
+def test_check_warns_of_beats_that_differ(ground: Ground) -> None:
+    ground.attend("one:1:a", fingerprint="f1", tzdata="2020a")
+    ground.attend("two:1:b", fingerprint="f2")
+    ground.attend("gone:1:c", fingerprint="f3", ago=60)
+    found = {finding.id: finding for finding in ground.tz.check()}
+    assert set(found) == {"tzbeat.W202", "tzbeat.W203", "tzbeat.W206"}
+    assert found["tzbeat.W202"].text == "the beats alive have different entries: f1 on one:1; f2 on two:1"
+
+
+def test_check_warns_of_cursors_ahead_of_the_stores_clock(ground: Ground) -> None:
+    epoch = ground.lead()
+    ground.store.place({"tick": ground.cursor("tick", ahead=timedelta(days=1))}, epoch=epoch)
+    found = {finding.id: finding for finding in ground.tz.check()}
+    assert found["tzbeat.W204"].text.endswith(": tick")
+
+
+def test_check_warns_of_a_server_that_evicts_and_keeps_nothing(empty_server: LocalServer, make_server: Any) -> None:
+    evicting = make_server(args=("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"))
+    assert ids(TzBeat(an_app(evicting.url)).check()) == ["tzbeat.W205", "tzbeat.W206"]
+    assert ids(TzBeat(an_app(make_server(appendonly=True).url)).check()) == []
+
+
+def test_check_warns_of_a_store_that_is_written_differently(ground: Ground) -> None:
+    ground.app.conf.tzbeat_url = ground.settings.url.replace("127.0.0.1", "localhost")
+    assert "tzbeat.W207" in ids(ground.tz.check())
+
+
+def test_where_entries_stand(ground: Ground) -> None:
+    epoch = ground.lead()
+    now = ground.store.time().replace(microsecond=0)
+    earlier = now - timedelta(minutes=1)
+    row = Unrun("missed", "tick", earlier, earlier, 1, "older", ground.cursor("tick", ahead=timedelta(seconds=-30)))
+    ground.store.record_unrun([row], epoch=epoch)
+    cursor = ground.cursor("tick", ahead=timedelta(0))
+    occurrence = Occurrence("tick", now)
+    letter = {"v": 1, "key": occurrence.key, "entry": "tick", "nominal": "n", "reason": "build", "error": "E"}
+    burial = Burial(occurrence, cursor, Bucket.of(now, timedelta(minutes=1)), "build", json.dumps(letter))
+    ground.store.bury(burial, epoch=epoch)
+    nightly, tick = ground.tz.standings()
+    assert (nightly.entry.name, nightly.cursor, nightly.last) == ("nightly", None, None)
+    assert tick.last is not None
+    assert (tick.last.nominal, tick.last.state) == (now, "dead")
+    assert tick.dead_letters == tick.audit == ()
+    full = ground.tz.standing("tick")
+    assert [each["reason"] for each in full.dead_letters] == ["build"]
+    assert [record.event for record in full.audit] == ["missed", "dead"]
+    assert full.in_full()["cursor"]["rule"] == ground.tz.get("tick").rule
+    assert ground.tz.standing("nightly").audit == ()
+
+
+def test_arguments_are_shortened(ground: Ground) -> None:
+    assert "secret" * 4 not in ground.tz.standing("nightly").in_full()["args"]
+
+
+def test_a_pattern_selects_entries(ground: Ground) -> None:
+    assert [each.entry.name for each in ground.tz.standings("n*")] == ["nightly"]
+    with pytest.raises(EntryNotFound, match="did you mean 'tick'"):
+        ground.tz.standings("tik")
+
+
+def test_a_name_with_glob_characters_is_found_as_it_is(ground: Ground) -> None:
+    ground.app.conf.beat_schedule = {"a[1]": {"task": "proj.add", "schedule": 60}}
+    assert [each.entry.name for each in ground.tz.standings("a[1]")] == ["a[1]"]
+
+
+def test_a_schedule_that_is_over_and_one_that_never_comes(ground: Ground) -> None:
+    ground.app.conf.beat_schedule = {
+        "over": {"task": "proj.add", "schedule": "@at 2020-01-01T00:00:00Z"},
+        "never": {"task": "proj.add", "schedule": "@reboot"},
+    }
+    never, over = ground.tz.standings()
+    assert (never.next_due, never.over) == (None, False)
+    assert (over.next_due, over.over) == (None, True)
+
+
+def test_the_next_due_of_an_entry_lies_behind_its_cursor(ground: Ground) -> None:
+    epoch = ground.lead()
+    ahead = ground.tz.next("tick", n=1)[0].instant
+    entry = ground.tz.get("tick")
+    ground.store.place({"tick": Cursor(nominal=ahead, rule=entry.rule)}, epoch=epoch)
+    assert ground.tz.standing("tick").next_due == ahead + timedelta(minutes=1)
+
+
+def test_asking_a_leader_to_step_down(ground: Ground) -> None:
+    assert ground.tz.leader() is None
+    assert not ground.tz.step_down()
+    epoch = ground.lead()
+    leader = ground.tz.leader()
+    assert leader is not None
+    assert (leader.holder, leader.epoch) == ("host:1:a", epoch)
+    assert not ground.tz.step_down(timeout=timedelta(seconds=0.1)), "nobody renews, and so nobody heard it"
+    assert ground.tz.step_down(), "its lease has lapsed"
+    assert ground.tz.leader() is None
+
+
+def test_beats(ground: Ground) -> None:
+    ground.attend("one:1:a")
+    assert [beat.beat for beat in ground.tz.beats()] == ["one:1:a"]
+
+
+def test_calls_that_need_a_store_that_is_down_say_so() -> None:
+    tz = TzBeat(an_app())
+    for call in (tz.leader, tz.beats, tz.step_down, tz.standings, lambda: tz.standing("tick")):
+        with pytest.raises(StoreUnavailable):
+            call()  # type: ignore[operator]
+    assert [each.entry.name for each in tz.standings(ledger=False)] == ["nightly", "tick"]
+    assert tz.standing("tick", ledger=False).next_due is not None
+
+
+def test_a_server_that_forbids_commands_is_a_finding(ground: Ground) -> None:
+    with redis.Redis.from_url(ground.settings.url) as client:
+        client.acl_setuser("weak", enabled=True, passwords=["+p"], keys=["*"], commands=["+time"])
+        url = ground.settings.url.replace("redis://", "redis://weak:p@")
+        try:
+            tz = TzBeat(an_app(url))
+            assert ids(tz.health().findings) == ["tzbeat.E301"]
+            (found,) = tz.check()
+        finally:
+            client.acl_deluser("weak")
+    assert found.id == "tzbeat.W201"
+    assert ":p@" not in found.text
