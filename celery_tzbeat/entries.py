@@ -17,7 +17,7 @@ from celery.schedules import crontab as celery_crontab
 
 from .errors import InvalidConfiguration, InvalidEntry, InvalidPolicy, InvalidSchedule
 from .model import NAME_LENGTH, Entry
-from .schedules import from_celery
+from .schedules import from_celery, reboot
 from .settings import Settings, app_timezone, nearest, read_policy, read_span
 
 CLEANUP = "celery.backend_cleanup"
@@ -137,6 +137,8 @@ def _read_entry(app: Celery, settings: Settings, name: Any, given: Any, problems
 
 def _schedule(app: Celery, settings: Settings, name: str, given: Any) -> Any:
     rule = from_celery(given, zone=_zone(app), gap=settings.gap, fold=settings.fold)
+    if rule == reboot():
+        raise InvalidSchedule("@reboot is read, but not built in this release: no beat would send it", text="@reboot")
     return rule.named(name) if hasattr(rule, "named") else rule
 
 

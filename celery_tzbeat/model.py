@@ -35,13 +35,21 @@ def from_micros(value: int) -> datetime:
 
 
 def iso(instant: datetime) -> str:
-    """Return the one text form of an instant: ``2026-11-01T05:30:00Z``, a fraction only where there is one."""
+    """Return the one text form of an instant: ``2026-11-01T05:30:00Z``, a fraction only where there is one.
+
+    ValueError for a naive instant: read in the host's zone, it would name something else on each host.
+    """
+    if instant.utcoffset() is None:
+        raise ValueError(f"an instant must be aware, {instant!r} has no zone")
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def from_iso(text: str) -> datetime:
-    """Return the instant of `iso`."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+    """Return the instant of `iso`; ValueError for a text that is none, or names no offset."""
+    found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if found.utcoffset() is None:
+        raise ValueError(f"an instant must be aware, {text!r} names no offset")
+    return found.astimezone(UTC)
 
 
 class Schedule(Protocol):
@@ -96,6 +104,16 @@ class Policy:
     catchup_window: timedelta = timedelta(days=7)
 
 
+def _stable(value: Any) -> Any:
+    """Return what tells values apart and is the same in every process: an object's repr may hold its address."""
+    if isinstance(value, Mapping):
+        return sorted((repr(key), _stable(part)) for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return [_stable(part) for part in value]
+    plain = isinstance(value, (str, bytes, int, float, datetime, timedelta, type(None)))
+    return value if plain else type(value).__qualname__
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A named definition: a task, its arguments, its schedule, its policy.
@@ -120,17 +138,8 @@ class Entry:
     @property
     def fingerprint(self) -> str:
         """A short hash of the whole definition, to tell two beats' entries apart."""
-        text = repr(
-            (
-                self.name,
-                self.task,
-                self.rule,
-                self.args,
-                sorted(self.kwargs),
-                sorted(self.options),
-                self.policy,
-            )
-        )
+        options, kwargs = _stable(self.options), _stable(self.kwargs)
+        text = repr((self.name, self.task, self.rule, _stable(self.args), kwargs, options, self.policy))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

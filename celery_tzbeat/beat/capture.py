@@ -121,6 +121,7 @@ class Capture:
                     "socket_timeout": self._timeout,
                     "socket_connect_timeout": self._timeout,
                     "retry_on_timeout": False,
+                    "max_retries": 0,  # kombu would wait 2 s and more between attempts to connect, older ones for ever
                 },
                 connect_timeout=self._timeout,
             )

@@ -36,6 +36,9 @@ from .ticker import Changes, Identity, Ticker
 
 logger = logging.getLogger(__name__)
 
+#: A beat that does not lead says why, not more often than this, in seconds.
+TELL_WHY_EVERY = 3.0
+
 
 class Scheduler(celery.beat.Scheduler):
     """`celery beat -S tzbeat`: one of several beats, of which one leads.
@@ -71,6 +74,7 @@ class Scheduler(celery.beat.Scheduler):
             logger.error("the worker that this embedded beat belongs to is gone: beat stops")
             raise SystemExit(0)
         wait = running.ticker.step()
+        running.tell_why()
         running.waker.wait(min(wait, self.max_interval))
         running.elector.progress()
         return 0.0
@@ -118,7 +122,8 @@ class _Running:
         self._parent = os.getppid() if embedded else None
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._sender = type(scheduler)
-        clock = SystemClock()
+        self._clock = clock = SystemClock()
+        self._told_why, self._told_at = "", clock.reading()
         self.waker = Waker()
         capture = Capture(app, timeout=settings.call_timeout)
         builder = Builder(app, capture, settings.namespace, scheduler.apply_entry)
@@ -159,6 +164,14 @@ class _Running:
     def orphaned(self) -> bool:
         """An embedded beat outlives a worker that was killed, and would lead on."""
         return self._parent is not None and os.getppid() != self._parent
+
+    def tell_why(self) -> None:
+        """Log why this beat does not lead when that has changed: one that says nothing looks hung."""
+        why, now = self.elector.why, self._clock.reading()
+        if why != self._told_why and now.advance_since(self._told_at) >= TELL_WHY_EVERY:
+            self._told_why, self._told_at = why, now
+            if why:
+                logger.info("does not lead: %s", why, extra={"action": "does_not_lead"})
 
     def _broker_is_store(self) -> str:
         if same_server_probe(self._capture, self._store.probe, uuid.uuid4().hex):

@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from celery_tzbeat.clock import Clock, Reading, Waker
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Lease
 
 from .protocol import Granted, Held, LeaseProvider, Lost, Renewed
@@ -191,7 +191,7 @@ class Elector:
         try:
             wait = self._stand_by() if term is None else self._go_on(term)
             self._failures = 0
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, StoreUnreadable) as exc:
             self._why = str(exc)
             wait = min(FIRST_RETRY * 2 ** min(self._failures, 10), POLL, self._lease / 6)
             self._failures += 1

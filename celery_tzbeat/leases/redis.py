@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import redis
 from redis.exceptions import NoScriptError
 
+from celery_tzbeat.errors import StoreUnreadable
 from celery_tzbeat.model import from_micros
 from celery_tzbeat.store.client import CALL_ERRORS, make_client, unavailable
 from celery_tzbeat.store.keys import Keys
@@ -153,7 +154,8 @@ def _call(client: redis.Redis, script: str, keys: tuple[str, ...], args: tuple[s
         except NoScriptError:
             return client.eval(text, len(keys), *keys, *args)
     except CALL_ERRORS as exc:
-        raise unavailable(client, exc) or exc from exc
+        down = unavailable(client, exc)
+        raise down or StoreUnreadable(f"the lease's server answered with an error: {exc}") from exc
 
 
 def _read(name: str) -> tuple[str, str]:

@@ -137,7 +137,7 @@ class CronRule(Rule):
         return (self.cron.text, key, self.gap or "end", self.fold or "first", self.fixed, self.days)
 
 
-class Crontab(CronRule, celery_schedules.crontab):  # type: ignore[misc]  # Celery is untyped
+class Crontab(CronRule, celery_schedules.crontab):
     """Cron's five fields in a zone: also an instance of Celery's `crontab`, whose attributes read true."""
 
     def __init__(self, fields_of: Cron, **stated: Any) -> None:

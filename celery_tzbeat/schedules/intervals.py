@@ -24,7 +24,7 @@ _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:[0-9]+[dhms])*(?:[0-9]+\.[0-9]{1,6}s)?", re.IGNORECASE)
 
 
-class Every(Rule, celery_schedules.schedule):  # type: ignore[misc]  # Celery is untyped
+class Every(Rule, celery_schedules.schedule):
     """The instants 1970-01-01T00:00:00Z + phase + k * period: the same on every host and after a restart.
 
     It needs no zone. ``phase="spread"`` waits for `named`, and until then has no instants.

@@ -28,7 +28,7 @@ Self = TypeVar("Self", bound="Rule")
 NEVER = timedelta(days=1)
 
 
-class Rule(BaseSchedule):  # type: ignore[misc]  # Celery is untyped
+class Rule(BaseSchedule):
     """A schedule of ours. Equal rules have equal definitions: the fields, the zone, gap, fold, kind, days.
 
     `nowfun` and `app` serve Celery's contract only, and are no part of the definition.

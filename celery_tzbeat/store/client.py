@@ -41,11 +41,13 @@ def make_client(url: str, *, timeout: float, client_name: str = "") -> redis.Red
     `timeout` bounds connecting and each reply, in seconds. Values come back as bytes. Raises InvalidConfiguration for a
     scheme that is not served.
     """
+    address = redis_url(url)
+    keepalive = {} if address.startswith("unix") else {"socket_keepalive": True}  # refused by redis-py for a socket file
     return redis.Redis.from_url(
-        redis_url(url),
+        address,
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
-        socket_keepalive=True,
+        **keepalive,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
         client_name=client_name or None,
@@ -54,10 +56,13 @@ def make_client(url: str, *, timeout: float, client_name: str = "") -> redis.Red
 
 
 def redis_url(url: str) -> str:
-    """Return `url` in redis-py's spelling; kombu writes a socket as ``redis+socket:///path?virtual_host=0``."""
+    """Return `url` in redis-py's spelling.
+
+    kombu writes a socket as ``redis+socket:///path?virtual_host=0``, and ``ssl_cert_reqs=CERT_REQUIRED``.
+    """
     scheme = url.partition("://")[0]
     if scheme in ("redis", "rediss", "unix"):
-        return url
+        return re.sub(r"(?<=[?&]ssl_cert_reqs=)CERT_(\w+)", lambda found: found[1].lower(), url)
     if scheme == "redis+socket":
         parts = urlsplit(url)
         db = parse_qs(parts.query).get("virtual_host", ["0"])[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.beat import ScheduleEntry
+from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab as celery_crontab
 from celery.schedules import schedule as celery_schedule
 
@@ -244,3 +244,24 @@ def test_equal_definitions_have_one_fingerprint_and_others_another() -> None:
     for change in ({"schedule": 61}, {"args": (2,)}, {"task": "proj.other"}, {"policy": {"catchup": "all"}}):
         other = {"a": {**first["a"], **change}}
         assert read(an_app(other)).fingerprint != read(an_app(first)).fingerprint
+
+
+def test_an_entry_at_reboot_is_refused_until_a_beat_would_send_it() -> None:
+    app = Celery("proj", broker="redis://localhost", set_as_current=False)
+    app.conf.beat_schedule = {"once": {"task": "t", "schedule": "@reboot"}}
+    (problem,) = read_entries(app, Settings.read(app)).problems
+    assert "'once'" in problem
+    assert "@reboot" in problem
+    assert "not built" in problem
+
+
+def test_a_fingerprint_tells_arguments_apart_and_is_the_same_in_every_process() -> None:
+    def fingerprint(**definition: object) -> str:
+        app = Celery("proj", broker="redis://localhost", set_as_current=False)
+        app.conf.beat_schedule = {"e": {"task": "t", "schedule": 60, **definition}}
+        return read_entries(app, Settings.read(app)).fingerprint
+
+    assert fingerprint(kwargs={"a": 1}) != fingerprint(kwargs={"a": 2})
+    assert fingerprint(options={"queue": "a"}) != fingerprint(options={"queue": "b"})
+    assert fingerprint(args=[BeatLazyFunc(lambda: 1)]) == fingerprint(args=[BeatLazyFunc(lambda: 1)])
+    assert fingerprint(kwargs={"a": {1: "x", "y": 2}}) == fingerprint(kwargs={"a": {"y": 2, 1: "x"}})
