@@ -116,7 +116,6 @@ class Capture:
         """The producer to hand to `apply_entry`; connects where there is no connection."""
         if self._producer is None:
             self._connection = self._app.connection_for_write(
-                transport=CaptureTransport,
                 transport_options={
                     "socket_timeout": self._timeout,
                     "socket_connect_timeout": self._timeout,
@@ -125,6 +124,8 @@ class Capture:
                 },
                 connect_timeout=self._timeout,
             )
+            # Set afterwards: of redis+socket:// kombu reads the transport from the URL whatever is given.
+            self._connection.transport_cls = CaptureTransport
             self._producer = self._app.amqp.Producer(self._connection.default_channel, auto_declare=False)
         return self._producer
 

@@ -11,7 +11,8 @@ Failure table (what happens when it dies, or a reply is lost, at each call):
     bury            stays due              DECIDED                           STALE
 
 After any StoreUnavailable the same call is made again, with the same content, as long as the lease is trusted. WIPED: the
-cursors that this term knows are written back first. The term never asks whether it still leads: each script does.
+cursors that this term knows are written back first. The term never asks whether it still leads, each script does; only
+`write_back` asks, since a wiped store has lost the fence as well.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from celery_tzbeat.clock import Clock
+from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun, iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import BATCH, Answer, Burial, Dispatch, Office, Store, Verdict
@@ -77,6 +79,7 @@ class Term:
         clock: Clock,
         retention: timedelta,
         progress: Callable[[], None],
+        trusted: Callable[[], bool],
         events: Events,
     ) -> None:
         self.epoch = epoch
@@ -86,6 +89,7 @@ class Term:
         self._clock = clock
         self._retention = retention
         self._progress = progress
+        self._trusted = trusted
         self._events = events
         self._places: dict[str, Cursor] = {}
         self._rows: deque[Unrun] = deque()
@@ -137,7 +141,14 @@ class Term:
         return max(0.0, (due - self._clock.now()).total_seconds()) if due else float("inf")
 
     def write_back(self) -> None:
-        """Write what this term knows into a store that has lost it. Raises Replaced, or StoreUnavailable."""
+        """Write what this term knows into a store that has lost it. Raises Replaced, or StoreUnavailable.
+
+        A wiped store has no fence: it cannot refuse a leader that was replaced while it was frozen, and whose cursors are
+        old. So this is the one call that needs the lease's trust. Without it the term waits: if trust comes back under
+        this epoch, it was never replaced.
+        """
+        if not self._trusted():
+            raise StoreUnavailable("the store was wiped, and this beat no longer knows whether it leads")
         logger.error(
             "the store was wiped while this beat led: writing the cursors back",
             extra={"action": "store_wiped", "epoch": self.epoch},

@@ -206,6 +206,7 @@ class Ticker:
             clock=self._clock,
             retention=self._retention,
             progress=self._elector.progress,
+            trusted=lambda: self._elector.lease() is not None,
             events=self._events,
         )
         term.begin(office)

@@ -63,7 +63,15 @@ def leader(obj: Any, step_down: bool, as_json: bool) -> None:
             print_table(
                 ("beat", "role", "entries", "last tick", "clock", "why"),
                 [
-                    (beat.beat, beat.role, beat.entries, iso(beat.last_tick), f"{beat.skew:+.3f} s", beat.why)
+                    (
+                        beat.beat,
+                        # a beat that ended keeps the role it had when it said so last: the lease knows better
+                        "leader" if present is not None and beat.beat == present.holder else "standby",
+                        beat.entries,
+                        iso(beat.last_tick),
+                        f"{beat.skew:+.3f} s",
+                        beat.why,
+                    )
                     for beat in beats
                 ],
             )

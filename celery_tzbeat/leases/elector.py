@@ -334,9 +334,9 @@ class Elector:
             return
         self._leads = lease is not None
         if lease is not None:
-            logger.info("leads at epoch %s", lease.epoch, extra={"action": "leads", "epoch": lease.epoch})
+            logger.debug("leads at epoch %s", lease.epoch, extra={"action": "leads", "epoch": lease.epoch})
         else:
-            logger.info("leads no longer: %s", self.why, extra={"action": "stands_by"})
+            logger.debug("leads no longer: %s", self.why, extra={"action": "stands_by"})
         self._on_change()
 
     # The thread.

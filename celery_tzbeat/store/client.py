@@ -42,7 +42,9 @@ def make_client(url: str, *, timeout: float, client_name: str = "") -> redis.Red
     scheme that is not served.
     """
     address = redis_url(url)
-    keepalive = {} if address.startswith("unix") else {"socket_keepalive": True}  # refused by redis-py for a socket file
+    keepalive = (
+        {} if address.startswith("unix") else {"socket_keepalive": True}
+    )  # refused by redis-py for a socket file
     return redis.Redis.from_url(
         address,
         socket_timeout=timeout,
