@@ -1,0 +1,520 @@
+"""One beat's tick, a step at a time: when it may lead, when it gives way, and what it says of itself."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from celery_tzbeat.beat.agenda import Agenda
+from celery_tzbeat.beat.dispatch import Message
+from celery_tzbeat.beat.term import Events
+from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
+from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.leases.elector import Elector
+from celery_tzbeat.model import Cursor, Entry, Occurrence, Presence
+from celery_tzbeat.schedules import every
+from celery_tzbeat.store.keys import Bucket
+from celery_tzbeat.store.protocol import Command
+from celery_tzbeat.testing import ManualClock, MemoryLeases, MemoryStore
+
+UTC = timezone.utc
+SECOND = timedelta(seconds=1)
+NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
+LEASE = 10.0
+MAX_SKEW = timedelta(seconds=300)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="celery_tzbeat")
+
+
+class World:
+    """A server, and beats on it."""
+
+    def __init__(self) -> None:
+        self.server_clock = ManualClock(NOW)
+        self.store = MemoryStore(self.server_clock, max_skew=MAX_SKEW)
+        self.leases = MemoryLeases(self.server_clock, timedelta(seconds=LEASE))
+        self.beats: list[Beat] = []
+
+    def beat(self, name: str = "one", **options: Any) -> Beat:
+        self.beats.append(Beat(self, name, **options))
+        return self.beats[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.server_clock.advance(seconds)
+        for beat in self.beats:
+            beat.clock.advance(seconds)
+
+    def pushed(self) -> list[str]:
+        return [payload.decode() for payload in self.store.queues["q"]]
+
+
+class Beat:
+    """A ticker with an elector that is stepped by hand, and a way to the store that can be cut."""
+
+    def __init__(self, world: World, name: str, *, skew: float = 0.0, entries: tuple[Entry, ...] | None = None) -> None:
+        self.world = world
+        self.down = False
+        self.refuses = ""  # what is said when the beat asks whether broker and store are the same
+        self.probes = 0
+        self.calls: list[str] = []
+        self.changes: list[tuple[str, object]] = []
+        self.clock = ManualClock(world.server_clock.now() + timedelta(seconds=skew))
+        self.elector = Elector(
+            world.leases,
+            holder=name,
+            lease=timedelta(seconds=LEASE),
+            clock=self.clock,
+            on_change=lambda: None,
+            max_skew=MAX_SKEW,
+        )
+        entries = entries if entries is not None else (Entry("e", "proj.task", every("10s")),)
+        self.ticker = Ticker(
+            identity=Identity(name, f"host of {name}", 7, "0.1", "fingerprint", embedded=True),
+            store=self,  # type: ignore[arg-type]
+            elector=self.elector,
+            agenda=Agenda({e.name: e for e in entries}, "2026c"),
+            builder=self,
+            clock=self.clock,
+            lease=timedelta(seconds=LEASE),
+            retention=timedelta(days=1),
+            max_skew=MAX_SKEW,
+            broker_is_store=self._probe,
+            events=Events(sent=lambda *_: None, unrun=lambda _: None, dead=lambda *_: None),
+            changes=Changes(
+                leading=lambda epoch: self.changes.append(("leads", epoch)),
+                standing_by=lambda why: self.changes.append(("stands by", why)),
+            ),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.world.store, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            if self.down:
+                raise StoreUnavailable("connection refused")
+            return method(*args, **kwargs)
+
+        return call
+
+    def _probe(self) -> str:
+        self.probes += 1
+        return self.refuses
+
+    def build(self, given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
+        bucket = Bucket.of(occurrence.nominal, given.schedule.shortest_gap)
+        return Message((Command("LPUSH", (b"q", occurrence.key.encode()), (b"q",)),), bucket)
+
+    def step(self) -> float:
+        """Step the tick, then the elector, then the tick again, as their threads would."""
+        self.ticker.step()
+        self.elector.step()
+        return self.ticker.step()
+
+    @property
+    def leads(self) -> bool:
+        return self.elector.lease() is not None
+
+    @property
+    def presence(self) -> Presence:
+        return next(p for p in self.world.store.beats() if p.beat == self.elector.holder)
+
+
+def key(second: int) -> str:
+    return Occurrence("e", NOW + second * SECOND).key
+
+
+def run(world: World, seconds: int) -> None:
+    for _ in range(seconds):
+        world.advance(1)
+        for beat in world.beats:
+            beat.step()
+
+
+# ---- leader and standby
+
+
+def test_making_a_ticker_asks_nobody() -> None:
+    beat = World().beat()
+    assert (beat.calls, beat.probes) == ([], 0)
+    assert not beat.leads
+
+
+def test_it_asks_for_the_lease_only_after_it_has_seen_the_store() -> None:
+    beat = World().beat()
+    beat.elector.step()
+    assert not beat.leads
+    beat.step()
+    assert beat.leads
+    assert [call for call in beat.calls if call != "attend"] == ["take_office", "place"]
+    assert beat.calls[0] == "attend"
+
+
+def test_a_leader_sends_what_is_due() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    run(world, 20)
+    assert world.pushed() == [key(10), key(20)]
+    assert [kind for kind, _ in beat.changes] == ["leads"]
+
+
+def test_a_standby_attends_and_sends_nothing() -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    run(world, 30)
+    assert (one.leads, two.leads) == (True, False)
+    assert set(two.calls) == {"attend"}
+    assert len(two.calls) in range(7, 12)  # each third of the lease
+    assert two.changes == []
+    assert world.pushed() == [key(10), key(20), key(30)]
+
+
+def test_a_step_says_how_long_to_wait_at_most_a_second() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    assert beat.ticker.step() == LONGEST_WAIT
+    world.advance(9.75)
+    beat.step()
+    assert beat.ticker.step() == 0.25
+
+
+def test_a_beat_without_entries_leads_and_has_nothing_to_do() -> None:
+    world = World()
+    beat = world.beat(entries=())
+    assert beat.step() == LONGEST_WAIT
+    assert beat.leads
+
+
+# ---- reasons not to lead
+
+
+@pytest.mark.parametrize(("skew", "side"), [(301, "ahead of"), (-301, "behind"), (86_400, "ahead of")])
+def test_a_beat_whose_clock_is_too_far_off_does_not_lead(skew: float, side: str) -> None:
+    world = World()
+    beat = world.beat(skew=skew)
+    beat.step()
+    run(world, 5)
+    assert not beat.leads
+    assert f"{abs(skew)} s {side}" in beat.presence.why
+    assert beat.presence.role == "standby"
+    assert world.pushed() == []
+    beat.clock.set_wall(world.server_clock.now())
+    run(world, 3)
+    assert beat.leads
+
+
+@pytest.mark.parametrize("skew", [299, -299])
+def test_a_beat_whose_clock_is_off_by_less_may_lead(skew: float) -> None:
+    beat = World().beat(skew=skew)
+    beat.step()
+    assert beat.leads
+
+
+def test_a_leader_whose_clock_goes_wrong_gives_way() -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    one.clock.set_wall(one.clock.now() + timedelta(days=1))
+    run(world, 5)
+    assert (one.leads, two.leads) == (False, True)
+    assert [kind for kind, _ in one.changes] == ["leads", "stands by"]
+    run(world, 20)
+    assert world.pushed() == [key(10), key(20)]
+
+
+def test_a_beat_whose_broker_is_another_server_never_leads() -> None:
+    world = World()
+    beat = world.beat()
+    beat.refuses = "the broker is not the store's Redis"
+    beat.step()
+    run(world, 40)
+    assert not beat.leads
+    assert "take_office" not in beat.calls
+    assert beat.presence.why == "the broker is not the store's Redis"
+    assert world.pushed() == []
+
+
+def test_a_broker_that_has_become_the_stores_is_seen() -> None:
+    world = World()
+    beat = world.beat()
+    beat.refuses = "another server"
+    run(world, 5)
+    beat.refuses = ""
+    run(world, 5)
+    assert beat.leads
+
+
+def test_the_broker_is_asked_once_and_again_after_a_failure() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    run(world, 20)
+    assert beat.probes == 1
+    beat.down = True
+    run(world, 5)
+    beat.down = False
+    run(world, 3)
+    assert beat.probes == 2
+
+
+def test_a_store_that_needs_a_newer_release_is_left_to_others() -> None:
+    world = World()
+    world.store.take_office(1)
+    world.store.need(99)
+    beat = world.beat()
+    while "take_office" not in beat.calls:
+        world.advance(1)
+        beat.step()
+    assert not beat.leads
+    assert "99" in beat.elector.why
+    leading = 0
+    for _ in range(int(LEASE) - 1):  # a newer beat has a whole lease to come first
+        world.advance(1)
+        beat.step()
+        leading += beat.leads
+    assert leading == 0
+    assert beat.calls.count("take_office") == 1
+    assert world.pushed() == []
+
+
+# ---- the fence
+
+
+def test_a_leader_that_meets_a_later_one_in_office_gives_way_at_once() -> None:
+    world = World()
+    beat = world.beat(entries=(Entry("e", "proj.task", every("1s")),))
+    beat.step()
+    lease = beat.elector.lease()
+    assert lease is not None
+    world.store.take_office(lease.epoch + 5)
+    world.advance(1)
+    assert beat.ticker.step() == 0.0
+    beat.ticker.step()
+    assert not beat.leads
+    assert [kind for kind, _ in beat.changes] == ["leads", "stands by"]
+    assert world.pushed() == []
+
+
+def test_a_lease_below_the_fence_does_not_take_office_and_the_next_one_is_above_it() -> None:
+    world = World()
+    beat = world.beat()
+    beat.ticker.step()
+    beat.elector.step()  # has the lease, has not taken office
+    fence = 2**60
+    world.store.take_office(fence)
+    beat.ticker.step()
+    assert "place" not in beat.calls
+    run(world, 25)  # the fence's leader, whom nobody knows, may live: one lease is left to it
+    lease = beat.elector.lease()
+    assert lease is not None
+    assert lease.epoch > fence
+    assert world.pushed() == [key(20)]
+
+
+def test_trust_that_comes_back_under_the_same_epoch_goes_on_with_the_same_term() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    lease = beat.elector.lease()
+    world.leases.unavailable = True
+    run(world, 15)
+    assert not beat.leads
+    world.leases.unavailable = False
+    run(world, 5)
+    assert beat.elector.lease() == lease
+    assert beat.calls.count("take_office") == 1
+    assert [kind for kind, _ in beat.changes] == ["leads", "stands by", "leads"]
+    assert world.pushed() == [key(10), key(20)]
+
+
+def test_a_new_epoch_is_a_new_term() -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    first = one.elector.lease()
+    assert first is not None
+    world.leases.ask_to_step_down(first.epoch)
+    run(world, 5)
+    assert two.leads
+    second = two.elector.lease()
+    assert second is not None
+    world.leases.ask_to_step_down(second.epoch)
+    run(world, 15)
+    assert one.leads
+    assert one.calls.count("take_office") == 2
+    assert [kind for kind, _ in one.changes] == ["leads", "stands by", "leads"]
+    assert world.pushed() == [key(10), key(20)]
+
+
+# ---- a store that does not answer
+
+
+def test_a_store_that_is_down_at_the_start_is_waited_for() -> None:
+    world = World()
+    beat = world.beat()
+    beat.down = True
+    assert beat.step() == RETRY
+    run(world, 30)
+    assert not beat.leads
+    beat.down = False
+    run(world, 2)
+    assert beat.leads
+    assert world.store.cursors()["e"].nominal >= NOW + 30 * SECOND
+
+
+def test_a_short_outage_ends_no_term() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    run(world, 8)
+    beat.down = True
+    run(world, 4)
+    assert world.pushed() == []
+    beat.down = False
+    run(world, 1)
+    assert world.pushed() == [key(10)]
+    assert beat.calls.count("take_office") == 1
+    assert len(beat.changes) == 1
+
+
+def test_a_leader_that_is_helpless_for_a_lease_leaves_leading_to_another() -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    one.down = True
+    run(world, int(LEASE) + 6)
+    assert (one.leads, two.leads) == (False, True)
+    assert "connection refused" in one.elector.why
+    run(world, 10)
+    assert world.pushed() == [key(10), key(20)]
+
+
+def test_a_lone_beat_that_was_helpless_leads_again_within_a_lease() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    beat.down = True
+    run(world, 30)
+    assert not beat.leads
+    beat.down = False
+    run(world, int(LEASE) + 2)
+    assert beat.leads
+    assert world.pushed() == [key(10), key(20), key(30), key(40)]
+
+
+# ---- a store that was wiped
+
+
+def test_a_leader_that_sees_a_wiped_store_writes_its_cursors_back() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    run(world, 12)
+    world.store.wipe()
+    run(world, 5)
+    assert world.store.cursors()["e"].nominal == NOW + 10 * SECOND
+    assert beat.calls.count("take_office") == 1
+    run(world, 5)
+    assert world.pushed() == [key(20)]
+
+
+def test_a_standby_touches_no_wiped_store() -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    world.store.wipe()
+    for _ in range(5):
+        world.advance(1)
+        two.step()
+    assert set(two.calls) == {"attend"}
+    assert world.store.cursors() == {}
+
+
+def test_a_beat_on_an_empty_store_starts_from_now() -> None:
+    world = World()
+    beat = world.beat()
+    world.advance(5)
+    beat.step()
+    assert world.store.cursors() == {
+        "e": Cursor(NOW + 5 * SECOND, beat.ticker._agenda.entries["e"].rule, tzdata="2026c")
+    }
+
+
+# ---- presence
+
+
+def test_presence_of_a_leader() -> None:
+    world = World()
+    beat = world.beat(skew=2)
+    beat.step()
+    run(world, 4)
+    assert beat.presence == Presence(
+        beat="one",
+        host="host of one",
+        pid=7,
+        version="0.1",
+        tzdata="2026c",
+        fingerprint="fingerprint",
+        role="leader",
+        why="",
+        last_tick=NOW + 6 * SECOND,
+        next_due=NOW + 10 * SECOND,
+        skew=2.0,
+        entries=1,
+        embedded=True,
+    )
+
+
+def test_presence_of_a_standby_says_why_and_promises_nothing() -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two", skew=-1.5)
+    one.step()
+    two.step()
+    run(world, 8)
+    lease = one.elector.lease()
+    assert lease is not None
+    presence = two.presence
+    assert (presence.role, presence.why) == ("standby", f"one leads at epoch {lease.epoch}")
+    assert (presence.next_due, presence.skew) == (None, -1.5)
+
+
+def test_presence_tells_a_change_of_role_at_once() -> None:
+    world = World()
+    beat = world.beat()
+    beat.ticker.step()
+    assert beat.presence.role == "standby"
+    beat.elector.step()
+    beat.ticker.step()
+    assert beat.presence.role == "leader"
+
+
+# ---- progress
+
+
+def test_every_step_is_progress_also_one_that_fails() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    for _ in range(5):
+        world.advance(LEASE * 0.8)
+        beat.ticker.step()
+        beat.elector.step()
+    assert beat.leads
+    world.advance(LEASE * 0.8)
+    world.advance(LEASE * 0.8)
+    beat.elector.step()  # no tick for more than a lease
+    assert not beat.leads
+    assert "no progress" in beat.elector.why
