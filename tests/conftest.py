@@ -147,14 +147,20 @@ class Project:
         return {"PYTHONPATH": os.pathsep.join(path for path in paths if path), **(env or {})}
 
 
+#: The projects and servers of a test: the ends of their logs are shown below its failure.
+MADE = pytest.StashKey[list["Project | LocalServer"]]()
+
+
 @pytest.fixture
-def make_server() -> Iterator[Callable[..., LocalServer]]:
+def make_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalServer]]:
     """Start servers with any of LocalServer's options; they are gone after the test."""
     with ExitStack() as stack:
 
         def make(**options: Any) -> LocalServer:
             options.setdefault("executable", EXECUTABLE)
-            return stack.enter_context(LocalServer(**options))
+            server = stack.enter_context(LocalServer(**options))
+            request.node.stash.setdefault(MADE, []).append(server)
+            return server
 
         yield make
 
@@ -188,7 +194,7 @@ def empty_server(session_server: LocalServer) -> LocalServer:
 
 
 @pytest.fixture
-def make_project(tmp_path: Path) -> Iterator[Callable[[str], Project]]:
+def make_project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Project]]:
     """Make projects on any broker URL, each in a directory of its own."""
     projects: list[Project] = []
 
@@ -196,6 +202,7 @@ def make_project(tmp_path: Path) -> Iterator[Callable[[str], Project]]:
         directory = tmp_path / f"project{len(projects)}"
         directory.mkdir()
         projects.append(Project(directory, url))
+        request.node.stash.setdefault(MADE, []).append(projects[-1])
         return projects[-1]
 
     yield make
@@ -214,10 +221,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Show the ends of the logs of the test's processes below its failure."""
     report = yield
     if report.failed:
-        for value in getattr(item, "funcargs", {}).values():
-            if isinstance(value, Project):
-                for process in value.processes:
-                    report.sections.append((f"end of the log of {process!r}", process.tail()))
-            elif isinstance(value, LocalServer) and value.port:
-                report.sections.append((f"end of the log of {value.process!r}", value.process.tail()))
+        for made in item.stash.get(MADE, []):
+            processes_of = made.processes if isinstance(made, Project) else [made.process] if made.port else []
+            for process in processes_of:
+                report.sections.append((f"end of the log of {process!r}", process.tail()))
     return report

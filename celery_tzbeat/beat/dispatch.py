@@ -36,6 +36,11 @@ class Message:
     commands: tuple[Command, ...]
     bucket: Bucket
 
+    @property
+    def size(self) -> int:
+        """The bytes that go to the store."""
+        return sum(len(arg) for command in self.commands for arg in command.args)
+
 
 class Builder:
     """Builds the message of an occurrence through Celery's own `apply_entry`.

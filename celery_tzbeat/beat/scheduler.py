@@ -119,7 +119,8 @@ class _Running:
         settings, entries = configuration(app)
         no_subscriptions_for_results()
         embedded = current_process().name != "MainProcess"
-        self._parent = os.getppid() if embedded else None
+        # The worker that started this process; by now it may be gone already.
+        self._parent = getattr(current_process(), "_parent_pid", None) or os.getppid() if embedded else None
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._sender = type(scheduler)
         self._clock = clock = SystemClock()

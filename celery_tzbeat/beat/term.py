@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 #: How long a tick publishes before it yields, so that Celery's own ping stays alive.
 PUBLISHING = 0.25
 
+#: A batch takes no more messages when it has so many bytes: a slow link must carry it within the bound of one call.
+BATCH_BYTES = 1_000_000
+
 #: A new entry starts from the later of this host's clock and the store's, where they agree so far. A store further off
 #: (which only a raised tzbeat_max_skew lets lead) tells nothing about this host's time.
 CLOCKS_AGREE = timedelta(seconds=300)
@@ -187,8 +190,8 @@ class Term:
 
     def _build_batch(self) -> None:
         """Build up to BATCH messages; what cannot be built is put off, buried or skipped by itself."""
-        began = self._clock.reading()
-        while self._agenda.ready and len(self._in_flight) < BATCH:
+        began, size = self._clock.reading(), 0
+        while self._agenda.ready and len(self._in_flight) < BATCH and size < BATCH_BYTES:
             course = self._agenda.ready[0]
             occurrence = course.occurrence()
             try:
@@ -200,6 +203,7 @@ class Term:
                 self._not_sent_by_task(course, occurrence)
                 continue
             self._agenda.ready.popleft()
+            size += message.size
             self._in_flight.append(
                 (
                     course,

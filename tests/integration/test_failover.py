@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from statistics import median
 from typing import Any
 
+import pytest
 from evidence import PULSE, assert_gapless, assert_once_each, connected, counts, lateness, nominals, presence, terms
 
 from celery_tzbeat.testing.processes import Process, wait_until
@@ -93,8 +95,9 @@ def test_a_beat_that_is_hung_up_on_lets_its_lease_lapse(project: Any) -> None:
     assert_gapless(nominals(project.url))
 
 
-def test_a_burst_of_3000_entries_survives_the_end_of_its_leader(project: Any) -> None:
-    instant = (datetime.now(timezone.utc) + timedelta(seconds=25)).replace(microsecond=0)
+@pytest.mark.parametrize("end", [Process.terminate, Process.kill, Process.freeze])
+def test_a_burst_of_3000_entries_survives_the_end_of_its_leader(project: Any, end: Callable[[Process], None]) -> None:
+    instant = (datetime.now(timezone.utc) + timedelta(seconds=20)).replace(microsecond=0)
     project.write(
         f"""
 from celery_tzbeat import at
@@ -107,15 +110,16 @@ app.conf.beat_schedule = {{f"entry {{n}}": {{"task": "proj.record", "schedule": 
     leader = leader_among(project, beats)
     with connected(project.url) as client:
         wait_until(lambda: client.llen("celery") >= 300, 60, "the burst")
-        leader.terminate()
-        assert leader.wait(10) == 0
+        end(leader)
         sent_by_the_first = client.llen("celery")
-        assert sent_by_the_first < 3000, "it ended before the burst did"
+        assert sent_by_the_first < 3000, "it ended after the burst did"
         wait_until(lambda: client.llen("celery") >= 3000, 30, "the rest of the burst")
+    leader.thaw()
     time.sleep(2)  # for what must not come
     found = counts(project.url)
     assert len(found) == 3000
     assert set(found.values()) == {1}
+    assert leader.returncode in {Process.terminate: (0,), Process.kill: (-9,), Process.freeze: (None,)}[end]
 
 
 def test_a_leader_that_was_frozen_past_its_lease_doubles_nothing_and_stands_by_when_it_wakes(project: Any) -> None:
@@ -130,9 +134,7 @@ def test_a_leader_that_was_frozen_past_its_lease_doubles_nothing_and_stands_by_w
         seen = len(nominals(project.url, "fast"))
         wait_until(lambda seen=seen: len(nominals(project.url, "fast")) >= seen + 5, 10, "messages by the next leader")
         leader.thaw()
-        wait_until(
-            lambda leader=leader: (p := presence(project.url, leader)) and p.role == "standby", 10, "a standby"
-        )
+        wait_until(lambda leader=leader: (p := presence(project.url, leader)) and p.role == "standby", 10, "a standby")
         leader, other = other, leader
     seen = len(nominals(project.url, "fast"))
     wait_until(lambda: len(nominals(project.url, "fast")) >= seen + 5, 10, "messages")
@@ -176,3 +178,53 @@ def test_a_lease_that_somebody_deletes_or_takes_stops_beats_but_ends_none(projec
         go_on()
     assert_once_each(nominals(project.url, "fast"))
     assert all(beat.alive for beat in beats)
+
+
+def test_a_leader_that_hangs_in_an_entry_gives_way_and_sends_nothing_when_it_gets_free(project: Any) -> None:
+    project.write(
+        f"""
+import pathlib, time
+from celery.beat import BeatLazyFunc
+
+
+def hang():
+    if pathlib.Path("hang").exists():
+        pathlib.Path("hang").unlink()
+        time.sleep(9)
+    return 1
+
+
+app.conf.beat_schedule = {{**{PULSE!r}, "lazy": {{"task": "proj.record", "schedule": 1.0, "args": [BeatLazyFunc(hang)]}}}}
+"""
+    )
+    beats = start_beats(project, 2)
+    wait_until(lambda: len(nominals(project.url)) >= 2, 20, "pulses")
+    leader = leader_among(project, beats)
+    (project.directory / "hang").touch()
+    wait_until(lambda: not (project.directory / "hang").exists(), 5, "the leader to hang")
+    hung_at = time.time()
+    wait_until(lambda: leader_of(project)[0] not in (0, leader.pid), 15, "the next leader")
+    assert leader_of(project)[1] - hung_at < 2 * 2 + 1 + 1, "two leases and a second"
+    wait_until(lambda: time.time() > hung_at + 11, 15, "the first leader to get free")
+    wait_until(lambda: (p := presence(project.url, leader)) and p.role == "standby", 10, "the first leader stands by")
+    seen = len(nominals(project.url))
+    wait_until(lambda: len(nominals(project.url)) >= seen + 2, 10, "pulses")
+    assert_gapless(nominals(project.url))
+    assert_gapless(nominals(project.url, "lazy"))
+    assert all(beat.alive for beat in beats)
+
+
+@pytest.mark.parametrize("state", ["frozen", "stopped"])
+def test_a_beat_ends_at_once_also_when_the_server_does_not_answer(project: Any, server: Any, state: str) -> None:
+    project.write(beat_schedule=FAST, tzbeat_lease=10)
+    beats = start_beats(project, 2)
+    wait_until(lambda: nominals(project.url, "fast"), 20, "a message")
+    (server.freeze if state == "frozen" else server.kill)()
+    time.sleep(1)
+    for beat in beats:
+        asked = time.monotonic()
+        beat.terminate()
+        assert beat.wait(10) == 0
+        assert (
+            time.monotonic() - asked < 2
+        )  # a second is promised; the rest is the interpreter's own end on a busy machine

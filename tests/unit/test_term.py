@@ -633,3 +633,23 @@ def test_an_unreadable_cursor_makes_its_entry_new() -> None:
     beat.term.begin(type(office)(NOW, False, {"e": Cursor(NOW - 30 * SECOND, entry().rule)}, ("x",)))
     beat.term.work()
     assert len(beat.pushed()) == 30
+
+
+def test_a_batch_takes_no_more_messages_when_it_is_heavy() -> None:
+    """A slow link must carry a batch within the bound of one call, or it is sent again for ever."""
+    beat = leader(*(entry(f"e{i}") for i in range(9)))
+    light = beat.builder.build
+    sizes: list[int] = []
+
+    def build(given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
+        message = light(given, occurrence, epoch=epoch)
+        (command,) = message.commands
+        return Message((Command("LPUSH", (b"q", command.args[1] + b" " * 400_000), command.keys),), message.bucket)
+
+    beat.builder.build = build  # type: ignore[method-assign]
+    beat.network.before["dispatch"] = lambda: None
+    dispatch = beat.store.dispatch
+    beat.store.dispatch = lambda batch, *, epoch: sizes.append(len(batch)) or dispatch(batch, epoch=epoch)  # type: ignore[method-assign,assignment,func-returns-value]
+    beat.after(1)
+    assert sizes == [3, 3, 3]
+    assert len(beat.pushed()) == 9
