@@ -467,14 +467,14 @@ def test_a_name_with_glob_characters_is_found_as_it_is(ground: Ground) -> None:
     assert [each.entry.name for each in ground.tz.standings("a[1]")] == ["a[1]"]
 
 
-def test_a_schedule_that_is_over_and_one_that_never_comes(ground: Ground) -> None:
+def test_a_schedule_that_is_over_says_so(ground: Ground) -> None:
     ground.app.conf.beat_schedule = {
         "over": {"task": "proj.add", "schedule": "@at 2020-01-01T00:00:00Z"},
-        "never": {"task": "proj.add", "schedule": "@reboot"},
+        "to come": {"task": "proj.add", "schedule": "@at 2200-01-01T00:00:00Z"},
     }
-    never, over = ground.tz.standings()
-    assert (never.next_due, never.over) == (None, False)
+    over, to_come = ground.tz.standings()
     assert (over.next_due, over.over) == (None, True)
+    assert (to_come.next_due, to_come.over) == (datetime(2200, 1, 1, tzinfo=UTC), False)
 
 
 def test_the_next_due_of_an_entry_lies_behind_its_cursor(ground: Ground) -> None:
