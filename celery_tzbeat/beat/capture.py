@@ -22,6 +22,10 @@ from redis.retry import Retry
 from celery_tzbeat.store.protocol import Command
 
 
+class Unrouted(Exception):
+    """A message that was published reached no queue."""
+
+
 class _Recorder:
     """Stands where `_put` expects a client: keeps the writes, lets the one read through, refuses all else."""
 
@@ -63,8 +67,16 @@ class CaptureChannel(kombu_redis.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.captured: list[Command] = []
+        self.unrouted: list[str] = []
         self._capturing = False
         super().__init__(*args, **kwargs)
+
+    def basic_publish(self, message: Any, exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        before = len(self.captured)
+        result = super().basic_publish(message, exchange, routing_key, **kwargs)
+        if len(self.captured) == before and message.get("headers", {}).get("task"):
+            self.unrouted.append(f"exchange {exchange!r} with routing key {routing_key!r} reaches no queue")
+        return result
 
     def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
         with self._captured_writes():
@@ -135,10 +147,19 @@ class Capture:
         return channel
 
     def take(self) -> tuple[Command, ...]:
-        """Return what was captured since the last call, and forget it."""
+        """Return what was captured since the last call, and forget it. Raises Unrouted where a task reached no queue."""
         channel = self.channel
         taken, channel.captured = tuple(channel.captured), []
+        unrouted, channel.unrouted = channel.unrouted, []
+        if unrouted:
+            self.reset()  # the bindings may have gone with the store: the next message declares its queue anew
+            raise Unrouted(unrouted[0])
         return taken
+
+    def clear(self) -> None:
+        """Forget what was captured: what a build that failed may have left."""
+        self.channel.captured.clear()
+        self.channel.unrouted.clear()
 
     def broker_answers(self) -> bool:
         """Return whether the broker answers now, within the bound: tells a broken broker from a broken entry."""

@@ -64,7 +64,7 @@ class Builder:
         """Return the message. Raises BuildFailed (the entry's fault) or StoreUnavailable (the broker does not answer)."""
         bucket = Bucket.of(occurrence.nominal, entry.schedule.shortest_gap)
         try:
-            self._capture.take()  # what a failed build before may have left
+            self._capture.clear()
             self._failure = None
             celery_entry = self._celery_entry(entry, occurrence, bucket, epoch)
             self._apply_entry(celery_entry, producer=self._capture.producer)
@@ -119,7 +119,7 @@ def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: s
     """
     queue = f"tzbeat-probe-{nonce}"
     try:
-        capture.take()
+        capture.clear()
         capture.producer.publish(nonce, exchange="", routing_key=queue, serializer="json", retry=False)
         command = next(c for c in capture.take() if c.keys)
     except Exception as exc:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 #: How long a tick publishes before it yields, so that Celery's own ping stays alive.
 PUBLISHING = 0.25
 
+#: A batch that could not be sent for so long is built anew: a relative expiry is counted from when it is sent, in seconds.
+REBUILT_AFTER = 5.0
+
 #: A batch takes no more messages when it has so many bytes: a slow link must carry it within the bound of one call.
 BATCH_BYTES = 1_000_000
 
@@ -97,6 +100,7 @@ class Term:
         self._places: dict[str, Cursor] = {}
         self._rows: deque[Unrun] = deque()
         self._in_flight: list[tuple[Course, Dispatch]] = []
+        self._built_at = clock.reading()
         self._unlisted: dict[str, Cursor] = {}
         self._unlisted_at = clock.now()
         self._looking_at: datetime | None = None  # the `now` of a look that is not through yet
@@ -126,6 +130,9 @@ class Term:
         Raises Replaced, or StoreUnavailable; what was unfinished is done at the next call.
         """
         began = self._clock.reading()
+        if self._in_flight and began.advance_since(self._built_at) >= REBUILT_AFTER:
+            self._agenda.ready.extendleft(course for course, _ in reversed(self._in_flight))
+            self._in_flight = []
         self._settle_places()
         self._count_unlisted()
         through = False
@@ -143,6 +150,10 @@ class Term:
         due = self._agenda.next_due
         return max(0.0, (due - self._clock.now()).total_seconds()) if due else float("inf")
 
+    def positions(self) -> dict[str, Cursor]:
+        """Return the cursors as this term knows them."""
+        return {**self._unlisted, **self._agenda.positions()}
+
     def write_back(self) -> None:
         """Write what this term knows into a store that has lost it. Raises Replaced, or StoreUnavailable.
 
@@ -156,8 +167,7 @@ class Term:
             "the store was wiped while this beat led: writing the cursors back",
             extra={"action": "store_wiped", "epoch": self.epoch},
         )
-        positions = {**self._unlisted, **self._agenda.positions()}
-        if self._store.restore(positions, epoch=self.epoch) is Verdict.STALE:
+        if self._store.restore(self.positions(), epoch=self.epoch) is Verdict.STALE:
             raise Replaced
         self._progress()
 
@@ -191,6 +201,7 @@ class Term:
     def _build_batch(self) -> None:
         """Build up to BATCH messages; what cannot be built is put off, buried or skipped by itself."""
         began, size = self._clock.reading(), 0
+        self._built_at = began
         while self._agenda.ready and len(self._in_flight) < BATCH and size < BATCH_BYTES:
             course = self._agenda.ready[0]
             occurrence = course.occurrence()
@@ -251,7 +262,7 @@ class Term:
             course.build_failures,
             BUILD_ATTEMPTS,
             failure,
-            exc_info=failure.__cause__,
+            exc_info=failure.__cause__ if last or course.build_failures == 1 else None,
             extra={"action": "build_failed", "key": occurrence.key},
         )
         if not last:

@@ -16,7 +16,7 @@ from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Presence
-from celery_tzbeat.store.protocol import Store
+from celery_tzbeat.store.protocol import Store, Verdict
 
 from .agenda import Agenda
 from .term import Events, MessageBuilder, Replaced, Term
@@ -109,6 +109,11 @@ class Ticker:
         except (StoreUnavailable, StoreUnreadable) as exc:
             self._store_failed(exc)
             wait = RETRY
+        except Exception as exc:  # a fault of ours, or garbage in the store: a beat stands by, it does not end
+            log = logger.debug if self._failed else logger.exception
+            log("a tick failed: %s: %s", type(exc).__name__, exc, extra={"action": "tick_failed"})
+            self._store_failed(StoreUnreadable(f"a tick failed: {type(exc).__name__}: {exc}"))
+            wait = LONGEST_WAIT
         else:
             if self._failed:
                 logger.info("the store answers again", extra={"action": "store_answers"})
@@ -174,6 +179,8 @@ class Ticker:
         self._store_is_fresh = view.fresh
         self._skew = (self._clock.now() - view.time).total_seconds()
         self._elector.raise_floor(view.epoch)
+        if self._term is not None and self._term.epoch < view.epoch:
+            self._term = None  # another has led since
         if self._broker:
             self._broker = self._broker_is_store()
         if self._clock.reading().advance_since(self._abstains_since) >= self._lease:
@@ -188,8 +195,13 @@ class Ticker:
         self._elector.permit(self._hindrance)
 
     def _take_office(self, epoch: int) -> None:
-        self._term = None
+        if self._term is not None and self._store.restore(self._term.positions(), epoch=epoch) is Verdict.DONE:
+            logger.error(
+                "the store of this namespace has lost its data: going on from where this beat was when it led last",
+                extra={"action": "store_wiped", "epoch": epoch},
+            )
         office = self._store.take_office(epoch, self._identity.beat)
+        self._term = None
         if office is None:
             self._attended_at = None
             return
@@ -214,7 +226,7 @@ class Ticker:
         self._store_is_fresh = False
 
     def _stand_by(self) -> None:
-        """Lead no longer. The term is kept: trust may come back under the same epoch, and then nobody led meanwhile."""
+        """Lead no longer. The term is kept until a later leader is seen: it is what is known where the store loses its data."""
         if self._told is not None:
             self._told = None
             self._changes.standing_by(self._elector.why)

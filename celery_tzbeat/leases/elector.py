@@ -29,7 +29,8 @@ When a lease ends:
     reply to a renewal lost       trust goes on from the one before         -
     reply to a resignation lost   has stopped believing already             -
     server gone                   trust ends; renews when it is back        nobody does meanwhile
-    server wiped, failed over     renews under the same epoch               one lease later (`Held` by "")
+    server wiped, failed over     trusted yet: renews, the same epoch;      one lease later (`Held` by "")
+                                  no more: Lost, and bids as anybody
     server's clock went forward   may believe until its trust ends          at once: two may believe
     server's clock went back      renews                                    one lease later, not more
     all its clocks stood still    believes too long                         as if killed: two may believe
@@ -226,7 +227,10 @@ class Elector:
         if why := self._objection(term.lease):
             return self._resign(term.lease, why)
         asked = self._clock.reading()
-        answer = self._provider.renew(self.holder, term.lease.epoch)
+        # Once trust ran out another may have led, and a server that forgot it all would not know.
+        trusted = asked.advance_since(term.asked) < self._trust
+        renew = self._provider.renew if trusted else self._provider.renew_late
+        answer = renew(self.holder, term.lease.epoch)
         if isinstance(answer, Lost):
             self._see(answer.epoch)
             self._term = None

@@ -111,6 +111,12 @@ class LeaseProvider(Protocol):
         granted since.
         """
 
+    def renew_late(self, holder: str, epoch: int) -> Renewed | Lost:
+        """Extend a lease that is trusted no more: as `renew`, but Lost where the server has forgotten the epoch.
+
+        Another may have led in between, and been forgotten with it.
+        """
+
     def resign(self, holder: str, epoch: int) -> bool:
         """Give the lease back and tell the standbys; False if it was not `holder`'s at `epoch`.
 

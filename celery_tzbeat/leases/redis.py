@@ -58,9 +58,14 @@ class RedisLeases:
         return Held(rest[0].decode(), int(epoch), _milliseconds(rest[1]), from_micros(int(now)))
 
     def renew(self, holder: str, epoch: int) -> Renewed | Lost:
-        answer, detail, now, *rest = _call(
-            self._elector, "renew", (self._leader, self._granted), (holder, self._lease_ms, epoch)
-        )
+        return self._renew(holder, epoch, 1)
+
+    def renew_late(self, holder: str, epoch: int) -> Renewed | Lost:
+        return self._renew(holder, epoch, 0)
+
+    def _renew(self, holder: str, epoch: int, trusted: int) -> Renewed | Lost:
+        args = (holder, self._lease_ms, epoch, trusted)
+        answer, detail, now, *rest = _call(self._elector, "renew", (self._leader, self._granted), args)
         if answer == b"RENEWED":
             return Renewed(from_micros(int(now)), step_down=int(detail) == 1)
         return Lost(rest[0].decode(), int(detail), from_micros(int(now)))

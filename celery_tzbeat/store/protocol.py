@@ -181,6 +181,3 @@ class Store(Protocol):
 
     def audit(self, *, count: int = 1000) -> list[AuditRecord]:
         """Return the newest audit records, oldest first."""
-
-    def wake(self) -> None:
-        """Tell every beat to look again. A message may be lost: beats also look once a second."""

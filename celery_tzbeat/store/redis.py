@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
 from importlib import resources
@@ -265,9 +266,6 @@ class RedisStore:
     def probe(self, command: Command) -> None:
         self._run("probe", (self.keys("epoch"), command.keys[0]), (command.name, *command.args))
 
-    def wake(self) -> None:
-        self._ask(lambda c: c.publish(self.keys("wake"), b"look"))
-
     # ---- reading, for operators
 
     def time(self) -> datetime:
@@ -280,8 +278,9 @@ class RedisStore:
     def last(self) -> Mapping[str, tuple[datetime, str, datetime]]:
         found = {}
         for entry, text in self._ask(lambda c: c.hgetall(self.keys("last"))).items():
-            nominal, state, at = text.decode().split("|")
-            found[entry.decode()] = (from_micros(int(nominal)), state, from_micros(int(at) * 1000))
+            with suppress(ValueError, OverflowError):  # unreadable: nothing is said of it
+                nominal, state, at = text.decode().split("|")
+                found[entry.decode()] = (from_micros(int(nominal)), state, from_micros(int(at) * 1000))
         return found
 
     def beats(self) -> list[Presence]:
@@ -289,7 +288,11 @@ class RedisStore:
         if not names:
             return []
         texts = self._ask(lambda c: c.mget([self.keys.beat(name) for name in names]))
-        return [Presence.from_json(text) for text in texts if text]
+        beats = []
+        for text in texts:
+            with suppress(ValueError, KeyError, TypeError):  # written by somebody else, or by another release
+                beats += [Presence.from_json(text)] if text else []
+        return beats
 
     def dead_letters(self) -> Mapping[str, str]:
         letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
@@ -297,7 +300,11 @@ class RedisStore:
 
     def audit(self, *, count: int = 1000) -> list[AuditRecord]:
         found = self._ask(lambda c: c.xrevrange(self.keys("audit"), count=count))
-        return [_audit_record(id_.decode(), fields) for id_, fields in reversed(found)]
+        records = []
+        for id_, fields in reversed(found):
+            with suppress(ValueError, KeyError, OverflowError):  # not a record of ours
+                records.append(_audit_record(id_.decode(), fields))
+        return records
 
     def close(self) -> None:
         """Drop the connections; the next call connects anew."""

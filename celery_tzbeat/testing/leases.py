@@ -57,6 +57,11 @@ class MemoryLeases:
         self._record = _Record(holder, self._mark, now, now + self._lease)
         return Granted(self._mark, now)
 
+    def renew_late(self, holder: str, epoch: int) -> Renewed | Lost:
+        record = self._present(self._answer())
+        forgotten = self._mark < epoch or (record is not None and not record.holder)
+        return Lost("", 0, self._answer()) if forgotten else self.renew(holder, epoch)
+
     def renew(self, holder: str, epoch: int) -> Renewed | Lost:
         now = self._answer()
         record = self._present(now)

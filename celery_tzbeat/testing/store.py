@@ -114,6 +114,10 @@ class MemoryStore:
                 if at is None or at.nominal <= cursor.nominal:
                     if at is None:
                         self._note("new", entry, None, None, 0, epoch, "")
+                    elif at.rule != cursor.rule:
+                        self._note("changed", entry, at.nominal, cursor.nominal, 0, epoch, "")
+                    elif at.nominal < cursor.nominal:
+                        self._note("returned", entry, at.nominal, cursor.nominal, 0, epoch, "unlisted too long")
                     self._data.cursors[entry] = cursor
             return Verdict.DONE
 
@@ -215,9 +219,6 @@ class MemoryStore:
 
     def probe(self, command: Command) -> None:
         self._run(command)
-
-    def wake(self) -> None:
-        """Nothing: whoever shares this store looks by itself."""
 
     # ---- reading, for operators
 

@@ -650,3 +650,31 @@ def test_the_audit_keeps_no_more_than_it_is_told(empty_server: LocalServer) -> N
         )
     assert len(store.audit(count=10_000)) < 400
     store.close()
+
+
+def test_a_changed_schedule_and_a_returning_entry_are_in_the_audit(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.place({"a": Cursor(ledger.now, "one rule"), "b": Cursor(ledger.now, "rule")}, epoch=1)
+    later = ledger.now + SECOND
+    ledger.store.place({"a": Cursor(later, "another rule"), "b": Cursor(later, "rule")}, epoch=1)
+    ledger.store.place({"b": Cursor(later, "rule", unlisted_for=SECOND)}, epoch=1)
+    records = [(r.event, r.entry, r.first, r.last) for r in ledger.store.audit() if r.event in ("changed", "returned")]
+    assert records == [("changed", "a", ledger.now, later), ("returned", "b", ledger.now, later)]
+
+
+def test_records_that_cannot_be_read_are_left_out_and_the_others_are_read(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    prefix = "tzbeat:{test/0}:"
+    store.take_office(1)
+    now = store.time()
+    store.attend(presence("good"))
+    store.dispatch([dispatch("good", now)], epoch=1)
+    client.set(f"{prefix}beat:bad", "garbage", px=60_000)
+    client.set(f"{prefix}beat:other", '{"v": 9}', px=60_000)
+    client.zadd(f"{prefix}beats", {"bad": 9e12, "other": 9e12})
+    client.xadd(f"{prefix}audit", {"a": "b"})
+    client.hset(f"{prefix}last", "bad", "garbage")
+    assert [beat.beat for beat in store.beats()] == ["good"]
+    assert [record.event for record in store.audit()] == ["office", "sent"]
+    assert list(store.last()) == ["good"]

@@ -50,6 +50,9 @@ class Network:
     def renew(self, holder: str, epoch: int) -> Renewed | Lost:
         return self._carry("renew", lambda: self.server.renew(holder, epoch))
 
+    def renew_late(self, holder: str, epoch: int) -> Renewed | Lost:
+        return self._carry("renew", lambda: self.server.renew_late(holder, epoch))
+
     def resign(self, holder: str, epoch: int) -> bool:
         return self._carry("resign", lambda: self.server.resign(holder, epoch))
 

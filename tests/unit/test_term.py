@@ -13,7 +13,7 @@ import pytest
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
-from celery_tzbeat.beat.term import PUBLISHING, Events, Replaced, Term
+from celery_tzbeat.beat.term import PUBLISHING, REBUILT_AFTER, Events, Replaced, Term
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Unrun
 from celery_tzbeat.schedules import at, every, parse, zone
@@ -653,3 +653,20 @@ def test_a_batch_takes_no_more_messages_when_it_is_heavy() -> None:
     beat.after(1)
     assert sizes == [3, 3, 3]
     assert len(beat.pushed()) == 9
+
+
+def test_a_batch_that_waited_long_is_built_anew_under_the_same_keys() -> None:
+    """A relative expiry counts from when the message is sent: one built before an outage would arrive dead."""
+    beat = leader(entry())
+    beat.network.fail("before", "dispatch", times=9)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            beat.after(1)
+    assert beat.builder.built == [key(1)]  # within seconds: as it was built
+    with pytest.raises(StoreUnavailable):
+        beat.after(REBUILT_AFTER)
+    assert beat.builder.built == [key(1), key(1)]
+    beat.network.fails.clear()
+    beat.term.work()
+    assert beat.pushed()[0] == key(1)
+    assert len(set(beat.pushed())) == len(beat.pushed())

@@ -518,3 +518,22 @@ def test_every_step_is_progress_also_one_that_fails() -> None:
     beat.elector.step()  # no tick for more than a lease
     assert not beat.leads
     assert "no progress" in beat.elector.why
+
+
+def test_a_tick_that_fails_for_no_foreseen_reason_ends_no_beat_and_leaves_the_lease_to_others() -> None:
+    """Garbage in the store, or a fault of ours: a beat stands by and says so; the next one may fare better."""
+    world = World()
+    beat = world.beat()
+    beat.step()
+    assert beat.leads
+    attend, world.store.attend = world.store.attend, lambda presence: int("garbage")  # type: ignore[assignment,method-assign,return-value]
+    world.advance(LEASE / 2)
+    for _ in range(3):
+        beat.step()
+    assert not beat.leads
+    assert "garbage" in beat.elector.why
+    world.store.attend = attend  # type: ignore[method-assign]
+    world.advance(LEASE)
+    for _ in range(3):
+        beat.step()
+    assert beat.leads

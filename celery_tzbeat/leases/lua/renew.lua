@@ -4,6 +4,7 @@
 -- ARGV[1] holder
 -- ARGV[2] lease, milliseconds
 -- ARGV[3] epoch
+-- ARGV[4] 1 if the holder still trusts the lease, else 0: then a server that forgot the epoch grants nothing
 -- Returns {'RENEWED', 1 if asked to step down else 0, now (us)} or {'LOST', epoch or '0', now (us), holder or ''}.
 -- Guard: holder and epoch match; or nobody leads and no higher epoch was granted or given back since: then granted anew.
 -- Time: the server's.
@@ -14,8 +15,11 @@ local mark = tonumber(redis.call('GET', KEYS[2]) or 0)
 
 if holder == ARGV[1] and epoch == ARGV[3] then
     redis.call('HSET', KEYS[1], 'lease', ARGV[2])
-elseif (not holder or holder == '') and mark <= tonumber(ARGV[3]) then
-    -- Lapsed or wiped, or kept free for this leader (see acquire).
+elseif not holder and mark == tonumber(ARGV[3]) then
+    -- Lapsed, and nobody led since.
+    redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'since', now, 'lease', ARGV[2])
+elseif (not holder or holder == '') and mark <= tonumber(ARGV[3]) and ARGV[4] == '1' then
+    -- Wiped, or kept free for this leader (see acquire).
     redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'since', now, 'lease', ARGV[2])
 else
     return {'LOST', epoch or '0', now, holder or ''}
