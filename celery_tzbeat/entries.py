@@ -6,14 +6,16 @@ All of them end up in `app.conf.beat_schedule`, so that is what is read; `read_e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
+from numbers import Real
 from typing import Any
 
 from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab as celery_crontab
+from kombu import Exchange, Queue
 
 from .errors import InvalidConfiguration, InvalidEntry, InvalidPolicy, InvalidSchedule
 from .model import NAME_LENGTH, Entry
@@ -51,7 +53,11 @@ def read_entries(app: Celery, settings: Settings) -> Reading:
         return Reading({}, (f"beat_schedule is {listed!r}; give a dict of entries by name",))
     for name, given in {**_cleanup(app), **listed}.items():
         found: list[str] = []
-        entry = _read_entry(app, settings, name, given, found)
+        entry = None
+        try:
+            entry = _read_entry(app, settings, name, given, found)
+        except Exception as exc:
+            found.append(_problem(name, _told(exc)))
         problems += found
         if entry is None or found:
             continue
@@ -90,14 +96,19 @@ def _read_entry(app: Celery, settings: Settings, name: Any, given: Any, problems
         try:
             return read()
         except (InvalidSchedule, InvalidPolicy) as exc:
-            problems.append(str(InvalidEntry(str(name), str(exc))))
+            refuse(str(exc))
+        except Exception as exc:  # one entry must not keep the others, or the check, from being read
+            refuse(_told(exc))
         return None
 
     def refuse(message: str) -> None:
-        problems.append(str(InvalidEntry(str(name), message)))
+        problems.append(_problem(name, message))
 
     if not isinstance(name, str) or not name or len(name) > NAME_LENGTH:
         refuse(f"a name is a text of 1 to {NAME_LENGTH} characters")
+        return None
+    if not name.isprintable():  # nor are half a surrogate pair, NUL and line ends
+        refuse("a name has printable characters only: it is in keys, logs and commands")
         return None
     if not isinstance(given, Mapping):
         refuse(f"it is {given!r}; give a dict with 'task' and 'schedule'")
@@ -106,7 +117,7 @@ def _read_entry(app: Celery, settings: Settings, name: Any, given: Any, problems
         if word not in WORDS:
             refuse(f"{word!r} is unknown{nearest(str(word), WORDS)}")
     task = given.get("task")
-    if not isinstance(task, str) or not task:
+    if not isinstance(task, str) or not task or not task.isprintable():
         refuse(f"task is {task!r}; give the task's name")
     if "schedule" not in given:
         refuse("there is no 'schedule'")
@@ -116,6 +127,8 @@ def _read_entry(app: Celery, settings: Settings, name: Any, given: Any, problems
         refuse(f"options is {options_given!r}; give a dict")
         options_given = {}
     options = dict(options_given)
+    for problem in _bad_options(options):
+        refuse(problem)
     policy_given = given.get("policy", options.pop("policy", None))
     schedule = part(lambda: _schedule(app, settings, name, given["schedule"]))
     policy = part(
@@ -133,6 +146,62 @@ def _read_entry(app: Celery, settings: Settings, name: Any, given: Any, problems
     if problems:
         return None
     return Entry(name, str(task), schedule, tuple(args), dict(kwargs), options, policy)
+
+
+def _problem(name: Any, message: str) -> str:
+    try:
+        return str(InvalidEntry(str(name), message))
+    except Exception:
+        return str(InvalidEntry(object.__repr__(name), message))
+
+
+def _told(exc: Exception) -> str:
+    try:
+        return f"it cannot be read: {type(exc).__name__}: {exc}".encode(errors="backslashreplace").decode()
+    except Exception:
+        return f"it cannot be read: {type(exc).__name__}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_time(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            return False
+        return True
+    return isinstance(value, datetime)
+
+
+def _is_priority(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255
+
+
+#: Options that Celery could not send as they are, found out at each occurrence only: what they must be, and in words.
+_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "expires": (lambda value: _is_number(value) or _is_time(value), "seconds, or a datetime"),
+    "eta": (_is_time, "a datetime"),
+    "countdown": (_is_number, "seconds"),
+    "time_limit": (_is_number, "seconds"),
+    "soft_time_limit": (_is_number, "seconds"),
+    "priority": (_is_priority, "a whole number from 0 to 255 (Redis: 0 to 9)"),
+    "queue": (lambda value: isinstance(value, (str, Queue)), "the queue's name"),
+    "exchange": (lambda value: isinstance(value, (str, Exchange)), "the exchange's name"),
+    "routing_key": (lambda value: isinstance(value, str), "a text"),
+    "serializer": (lambda value: isinstance(value, str), "the serializer's name"),
+    "headers": (lambda value: isinstance(value, Mapping), "a dict"),
+}
+
+
+def _bad_options(options: Mapping[Any, Any]) -> Iterator[str]:
+    for name, (fits, wanted) in _OPTIONS.items():
+        value = options.get(name)
+        if value is not None and not fits(value):
+            seconds = f": {value.total_seconds():g}" if isinstance(value, timedelta) and "seconds" in wanted else ""
+            yield f"option {name} is {value!r}; give {wanted}{seconds}"
 
 
 def _schedule(app: Celery, settings: Settings, name: str, given: Any) -> Any:

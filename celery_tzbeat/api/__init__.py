@@ -43,12 +43,15 @@ class TzBeat:
     """celery_tzbeat on an app: ``tz = TzBeat(app)`` where the app is made.
 
     Reads and writes no configuration when made. Once the app is configured it sets `beat_scheduler`, if the user left
-    that unset; nothing else.
+    that unset; nothing else. With ``set_scheduler=False`` it only looks: the command line does, so that it sees what
+    `celery beat` would start.
     """
 
-    def __init__(self, app: Celery, *, clock: Clock | None = None) -> None:
+    def __init__(self, app: Celery, *, clock: Clock | None = None, set_scheduler: bool = True) -> None:
         self.app = app
         self._clock = clock or SystemClock()
+        if not set_scheduler:
+            return
         app.on_after_configure.connect(_set_scheduler, weak=False)
         if app.configured:  # the signal was sent before
             _set_scheduler(app)

@@ -1,7 +1,8 @@
 """What is wrong or doubtful: before a beat starts (`check`), and while beats run (`overall_health`).
 
     tzbeat.E001   a setting                                tzbeat.E002   an entry
-    tzbeat.E003   the app's modules cannot be imported
+    tzbeat.E003   the app's modules cannot be imported     tzbeat.E004   the store, or the lease's server, refuses us
+    tzbeat.E005   a database that is none
     tzbeat.W101   a schedule's author may not have meant it
     tzbeat.W102   no zone given: the app's is used         tzbeat.W103   a task that this process does not know
     tzbeat.W104   an entry is left out (tzbeat_strict = False)
@@ -10,24 +11,29 @@
     tzbeat.W204   a cursor ahead of the store's clock      tzbeat.W205   the server may evict keys
     tzbeat.W206   the server keeps nothing on disk         tzbeat.W207   broker and store are written differently
     tzbeat.E301   the store, or the lease's server, does not answer
+    tzbeat.W209   beat_scheduler is not ours
     tzbeat.E302   nobody leads                             tzbeat.E303   the leader does not tick
     tzbeat.E304   something is due and was not sent        tzbeat.E305   a clock is off by more than tzbeat_max_skew
+    tzbeat.E306   the store, or the lease's server, takes no writes
 
 The number after a letter never changes its meaning. E3xx come from `overall_health` only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from celery import Celery
 from celery.beat import ScheduleEntry
+from celery.utils.imports import load_extension_class_names, symbol_by_name
 
-from celery_tzbeat.beat.scheduler import open_store
+from celery_tzbeat.beat.scheduler import Scheduler, open_store
 from celery_tzbeat.clock import Clock
 from celery_tzbeat.entries import CLEANUP, Reading, read_entries
 from celery_tzbeat.errors import InvalidSchedule, StoreUnavailable, StoreUnreadable
@@ -48,6 +54,17 @@ LISTED = 5
 
 #: What a store or lease server answers with when it does not serve, and what it says when it refuses (ACL).
 NO_ANSWER: tuple[type[Exception], ...] = (StoreUnavailable, StoreUnreadable, *CALL_ERRORS)
+
+#: What a server says that does not know us.
+_REFUSED = re.compile(
+    r"AuthenticationError|AuthenticationWrongNumber|NOAUTH|WRONGPASS|invalid username-password|"
+    r"invalid password|without any password configured",
+    re.IGNORECASE,
+)
+_NO_DATABASE = re.compile(r"DB index is out of range|invalid DB index|SELECT is not allowed", re.IGNORECASE)
+
+#: The parts of INFO that tell whether a server takes writes.
+_INFO = ("memory", "replication", "persistence")
 
 #: Any two zones: a schedule that is equal when read in either needs no zone, or names its own.
 _TWO_ZONES = ("Pacific/Kiritimati", "Pacific/Pago_Pago")
@@ -88,6 +105,7 @@ class Health:
 def check(app: Celery) -> list[Finding]:
     """Return every finding that can be made without starting a beat, errors first."""
     settings, reading, findings = _configured(app)
+    findings += _scheduler(app)
     findings += _schedules(app, reading)
     if settings is not None:
         findings += _unknown_tasks(reading, settings)
@@ -112,7 +130,10 @@ def overall_health(app: Celery, clock: Clock) -> Health:
     except NO_ANSWER as exc:
         findings.append(_error("E301", f"{_servers(settings)}: {exc}", "start the server, or correct tzbeat_url"))
         return Health(False, None, time, tuple(findings))
-    findings += _leadership(leader, beats, time, settings)
+    leading = list(_leadership(leader, beats, time, settings))
+    if leading:
+        leading += _no_writes(settings)
+    findings += leading
     findings += _overdue(reading.entries, cursors, time, settings)
     findings += _clocks(beats, before + (after - before) / 2 - time, settings)
     return Health(not findings, leader, time, tuple(findings))
@@ -152,6 +173,25 @@ def _configured(app: Celery) -> tuple[Settings | None, Reading, list[Finding]]:
         else:
             findings.append(_error("E002", problem, "correct the entry; no beat starts with it"))
     return settings, reading, findings
+
+
+def _scheduler(app: Celery) -> Iterator[Finding]:
+    given = app.conf.beat_scheduler
+    try:
+        aliases = dict(load_extension_class_names("celery.beat_schedulers"))
+        ours = issubclass(symbol_by_name(given, aliases), Scheduler)
+    except Exception as exc:
+        failed = f" ({type(exc).__name__}: {exc})"
+        ours = False
+    else:
+        failed = ""
+    if not ours:
+        yield _warning(
+            "W209",
+            f"beat_scheduler is {given!r}{failed}: `celery beat` starts that, and nothing of celery_tzbeat",
+            "make TzBeat(app) where the app is made, set beat_scheduler = 'celery_tzbeat:Scheduler', or start "
+            "`celery beat -S tzbeat`",
+        )
 
 
 def _schedules(app: Celery, reading: Reading) -> Iterator[Finding]:
@@ -207,7 +247,9 @@ def _spellings(app: Celery, settings: Settings) -> Iterator[Finding]:
 
 
 def _of_the_store(settings: Settings) -> list[Finding]:
-    found: list[Finding] = []
+    found: list[Finding] = list(_databases(settings))
+    if found:
+        return found
     try:
         with closing(open_store(settings)) as store, closing(_leases(settings)) as leases:
             time, beats, cursors = store.time(), store.beats(), store.cursors()
@@ -216,9 +258,39 @@ def _of_the_store(settings: Settings) -> list[Finding]:
         found += _ahead(cursors, time, settings)
         found += _of_the_server(settings)
     except NO_ANSWER as exc:
+        if refused := _refusal(exc, settings):
+            return [*found, refused]
         hint = "a beat waits until it answers; start the server, or correct tzbeat_url"
         found.append(_warning("W201", f"{_servers(settings)}: {exc}", hint))
     return found
+
+
+def _databases(settings: Settings) -> Iterator[Finding]:
+    for url in dict.fromkeys((settings.url, settings.lock)):
+        parts = urlsplit(redis_url(url))
+        database = unquote(parts.path).strip("/") if parts.scheme in ("redis", "rediss") else ""
+        if database and not database.isdecimal():
+            yield _error(
+                "E005",
+                f"{hide_password(url)!r} names the database {database!r}, which is no number",
+                "a Redis database is a number such as 0; to keep apps apart set tzbeat_namespace",
+            )
+
+
+def _refusal(exc: BaseException, settings: Settings) -> Finding | None:
+    """Return what is wrong where a server answered, and waiting for it will not help."""
+    told: list[str] = []
+    cause: BaseException | None = exc
+    while cause is not None and len(told) < 10:
+        told.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    text = " | ".join(told)
+    if _REFUSED.search(text):
+        hint = "correct the user and password in broker_url, tzbeat_url or tzbeat_lock, or the server's ACL"
+        return _error("E004", f"{_servers(settings)} refuses us: {exc}", hint)
+    if _NO_DATABASE.search(text):
+        return _error("E005", f"{_servers(settings)}: {exc}", "choose a database that the server has, such as 0")
+    return None
 
 
 def _differing(beats: Sequence[Presence]) -> Iterator[Finding]:
@@ -282,8 +354,7 @@ def _leadership(
 ) -> Iterator[Finding]:
     if leader is None:
         reasons = [f"{beat.host}:{beat.pid}: {beat.why}" for beat in _alive(beats, time, settings) if beat.why]
-        hint = "; ".join(reasons) if reasons else "no beat is alive: start one with `celery -A <app> beat`"
-        yield _error("E302", "nobody leads: nothing is sent", hint)
+        yield _error("E302", "nobody leads: nothing is sent", "; ".join(reasons) or _silent(beats, time, settings))
         return
     presence = next((beat for beat in beats if beat.beat == leader.holder), None)
     hint = "the lease goes to a standby when the leader makes no progress; look at its log"
@@ -291,6 +362,52 @@ def _leadership(
         yield _error("E303", f"the leader {leader.holder} has said nothing to the store", hint)
     elif (age := time - _last_tick(presence)) > settings.lease:
         yield _error("E303", f"the leader {leader.holder} has not ticked for {age.total_seconds():.0f} s", hint)
+
+
+def _silent(beats: Sequence[Presence], time: datetime, settings: Settings) -> str:
+    """Return what is known where no beat has ticked within a lease: one that cannot write may be alive nevertheless."""
+    if not beats:
+        return (
+            "no beat is alive that could write to the store: start one with `celery -A <app> beat`, or look at its log"
+        )
+    ages = sorted(((time - _last_tick(beat)).total_seconds(), f"{beat.host}:{beat.pid}") for beat in beats)
+    said = _listed([f"{who} {age:.0f} s ago" for age, who in ages])
+    span = (settings.lease * 15).total_seconds()
+    return (
+        f"{len(beats)} beat(s) said something within the last {span:g} s ({said}): they ended, hang, or cannot write to "
+        "the store; look at their logs, or start one with `celery -A <app> beat`"
+    )
+
+
+def _no_writes(settings: Settings) -> Iterator[Finding]:
+    """Ask each server for what makes it refuse writes. Writes nothing; a server that does not tell is passed over."""
+    for url in dict.fromkeys((settings.url, settings.lock)):
+        try:
+            client: Any = make_client(url, timeout=settings.call_timeout, client_name="tzbeat-health")
+            with closing(client):
+                info = {key: value for part in _INFO for key, value in client.info(part).items()}
+                guard = _asked(client, "stop-writes-on-bgsave-error")
+        except CALL_ERRORS:
+            continue
+        for reason, hint in _reasons(info, guard):
+            yield _error("E306", f"{hide_password(url)!r} takes no writes: {reason}", hint)
+
+
+def _reasons(info: Mapping[str, Any], guard: str | None) -> Iterator[tuple[str, str]]:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if most and used >= most and info.get("maxmemory_policy", "noeviction") == "noeviction":
+        yield (
+            f"maxmemory is reached ({used:,} of {most:,} bytes: OOM)",
+            "raise maxmemory, or remove what fills the server",
+        )
+    if info.get("role") == "slave" and int(info.get("slave_read_only", 1)):
+        yield "it is a replica (READONLY)", "name the primary in broker_url, tzbeat_url or tzbeat_lock"
+    if info.get("loading"):
+        yield "it is loading its data (LOADING)", "wait until it has"
+    if info.get("rdb_last_bgsave_status", "ok") != "ok" and guard != "no":
+        yield "its last save failed (MISCONF)", "see the server's log: its disk may be full"
+    if info.get("aof_last_write_status", "ok") != "ok":
+        yield "its last write to the append-only file failed (MISCONF)", "see the server's log: its disk may be full"
 
 
 def _overdue(

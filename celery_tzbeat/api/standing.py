@@ -41,6 +41,7 @@ class Standing:
     last: Last | None = None
     dead_letters: tuple[Mapping[str, Any], ...] = ()
     audit: tuple[AuditRecord, ...] = ()
+    unreadable: int = 0  # dead letters of the namespace that cannot be read, whose entry is not known therefore
 
     @property
     def zone(self) -> str:
@@ -70,6 +71,7 @@ class Standing:
             "policy": policy_dict(self.entry.policy),
             "cursor": cursor_dict(self.cursor),
             "dead_letters": list(self.dead_letters),
+            "unreadable_dead_letters": self.unreadable,
             "audit": [audit_dict(record) for record in self.audit],
         }
 
@@ -83,7 +85,7 @@ def plain_standing(entry: Entry, *, now: datetime) -> Standing:
 def ledger_of(standings: Sequence[Standing], store: Store, *, in_full: bool = False) -> list[Standing]:
     """Return the standings with what the ledger says; `in_full` with dead letters and audit records."""
     cursors, last = store.cursors(), store.last()
-    letters = store.dead_letters() if in_full else {}
+    letters, unreadable = _readable(store.dead_letters() if in_full else {})
     audit = store.audit(count=AUDIT_READ) if in_full else []
     found = []
     for standing in standings:
@@ -98,6 +100,7 @@ def ledger_of(standings: Sequence[Standing], store: Store, *, in_full: bool = Fa
                 cursor=cursor,
                 last=Last(*last[name]) if name in last else None,
                 dead_letters=tuple(_letters_of(name, letters)),
+                unreadable=unreadable,
                 audit=tuple(record for record in audit if record.entry == name)[-AUDIT_SHOWN:],
             )
         )
@@ -147,7 +150,23 @@ def audit_dict(record: AuditRecord) -> dict[str, Any]:
     }
 
 
-def _letters_of(name: str, letters: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return an entry's dead letters by nominal. Keys are never parsed: a letter without an entry is nobody's."""
-    found = [json.loads(text) for text in letters.values()]
-    return sorted((letter for letter in found if letter["entry"] == name), key=lambda letter: letter["nominal"])
+def _readable(letters: Mapping[str, str]) -> tuple[list[dict[str, Any]], int]:
+    """Return the dead letters that can be read, and how many cannot. Keys are never parsed."""
+    found, unreadable = [], 0
+    for text in letters.values():
+        try:
+            letter = json.loads(text)
+        except (ValueError, RecursionError):
+            letter = None
+        if isinstance(letter, dict) and isinstance(letter.get("entry"), str):
+            found.append(letter)
+        else:
+            unreadable += 1
+    return found, unreadable
+
+
+def _letters_of(name: str, letters: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return an entry's dead letters by nominal."""
+    return sorted(
+        (letter for letter in letters if letter["entry"] == name), key=lambda letter: str(letter.get("nominal"))
+    )

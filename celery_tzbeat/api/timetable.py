@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from celery_tzbeat.errors import InvalidSchedule
 from celery_tzbeat.model import MICROSECOND, UTC, Schedule, iso
 from celery_tzbeat.schedules import civil
 
@@ -132,14 +133,22 @@ def next_change(zone: ZoneInfo, after: datetime) -> Change | None:
 def read_instant(text: str, zone: ZoneInfo) -> datetime:
     """Return the instant of an ISO text. A text without offset is a wall in `zone`: its first pass, or the end of its gap.
 
-    Raises ValueError for any other text.
+    Raises ValueError for any other text, and for a wall whose instant is not within the years 1 to 9999.
     """
     moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    try:
+        return _instant_of(moment, zone)
+    except OverflowError:
+        raise ValueError(f"{text!r} in {zone.key} is not within the years 1 to 9999 in UTC") from None
+
+
+def _instant_of(moment: datetime, zone: ZoneInfo) -> datetime:
     if moment.tzinfo is not None:
         return moment.astimezone(UTC)
     offsets = civil.offsets(zone.key)
     instant = next(iter(offsets.passes(moment)), None) or offsets.gap_end(moment)
-    assert instant is not None  # a wall that is not shown is in a gap
+    if instant is None:  # a wall that is not shown is in a gap, or beyond the first or last instant
+        raise OverflowError
     return instant.replace(tzinfo=UTC)
 
 
@@ -183,7 +192,14 @@ def _clock(wall: datetime, *, with_date: bool = False) -> str:
 
 
 def _wall(instant: datetime, zone: ZoneInfo) -> tuple[datetime, timedelta]:
-    local = instant.astimezone(zone)
+    try:
+        local = instant.astimezone(zone)
+    except OverflowError:
+        raise InvalidSchedule(
+            f"instant {iso(instant)} has no wall in {zone.key} within the years 1 to 9999",
+            field="instant",
+            text=iso(instant),
+        ) from None
     offset = local.utcoffset()
     assert offset is not None  # a ZoneInfo always knows
     return local.replace(tzinfo=None, fold=0), offset

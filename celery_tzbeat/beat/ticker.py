@@ -226,7 +226,7 @@ class Ticker:
         self._store_is_fresh = False
 
     def _stand_by(self) -> None:
-        """Lead no longer. The term is kept until a later leader is seen: it is what is known where the store loses its data."""
+        """Lead no longer. The term is kept until a later leader is seen: what it knows is needed where the store loses it."""
         if self._told is not None:
             self._told = None
             self._changes.standing_by(self._elector.why)

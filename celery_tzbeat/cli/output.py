@@ -42,7 +42,7 @@ def tz_of(obj: Any) -> TzBeat:
     """Return the face of the app that celery's own command line has found (``-A``)."""
     from celery_tzbeat.api import TzBeat
 
-    return TzBeat(obj.app)
+    return TzBeat(obj.app, set_scheduler=False)
 
 
 def answering(command: F) -> F:

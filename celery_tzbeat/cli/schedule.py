@@ -86,7 +86,9 @@ def _start(tz: TzBeat, text: str, schedule: str, zone: str | None) -> datetime:
         return read_instant(text, shown_in) - MICROSECOND
     except (ValueError, OverflowError) as exc:
         example = "2026-03-08T00:00 or 2026-03-08T05:00Z"
-        raise WrongUsage(f"--from {text!r} is not an ISO date and time such as {example}") from exc
+        raise WrongUsage(
+            f"--from {text!r} is not an ISO date and time of the years 1 to 9999 in UTC, such as {example}"
+        ) from exc
 
 
 def _row(each: Upcoming) -> Sequence[str]:
@@ -218,8 +220,10 @@ def _print_entry(standing: Standing, upcoming: Sequence[Upcoming]) -> None:
     _section(
         "dead letters",
         ("nominal", "reason", "error"),
-        ((letter["nominal"], letter["reason"], letter.get("error", "")) for letter in full["dead_letters"]),
+        ([letter.get(word, "") for word in ("nominal", "reason", "error")] for letter in full["dead_letters"]),
     )
+    if full["unreadable_dead_letters"]:
+        click.echo(f"\n{full['unreadable_dead_letters']} dead letter(s) of the namespace cannot be read: left out")
     _section(
         "audit",
         ("at", "event", "first", "last", "count", "epoch", "detail"),

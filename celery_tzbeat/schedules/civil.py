@@ -187,7 +187,7 @@ class Offsets:
         """Find the next change that the footer's rule makes, by looking at each day; or see that there is none."""
         with self._lock:
             day = self._seen
-            limit = shifted(day, _FINAL_AFTER)
+            limit = min(shifted(day, _FINAL_AFTER), datetime.max.replace(microsecond=0) - DISORDER)
             while day < limit:
                 later = min(day + DAY, limit)
                 if self._offset(later) != self._offsets[-1]:
@@ -219,7 +219,8 @@ def _stretch(offsets: Offsets, index: int) -> Stretch | None:
     if index + 1 < len(changes):
         end = changes[index + 1]
         return Stretch(begin, end, offset, opens, end + offset, before, end + shifts[index + 1])
-    return Stretch(begin, datetime.max, offset, opens, datetime.max, before, datetime.max)
+    closes = shifted(datetime.max, offset)  # a wall whose instant would be in the year 10000 is not shown
+    return Stretch(begin, datetime.max, offset, opens, closes, before, closes)
 
 
 @lru_cache(maxsize=1024)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from datetime import date, datetime, timedelta, timezone, tzinfo
-from typing import Literal, TypeVar
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 from celery_tzbeat.errors import InvalidSchedule
-from celery_tzbeat.model import MICROSECOND, UTC
+from celery_tzbeat.model import UTC
 from celery_tzbeat.schedules import civil
-from celery_tzbeat.schedules.civil import DAY, Fold, Gap
-from celery_tzbeat.schedules.moments import at
+from celery_tzbeat.schedules.civil import Fold, Gap
+from celery_tzbeat.schedules.crontabs import CronRule
+from celery_tzbeat.schedules.intervals import Every
+from celery_tzbeat.schedules.moments import At, at
+from celery_tzbeat.schedules.recurrence import RecurrenceRule
+from celery_tzbeat.schedules.remainder import Dates, Remainder, examined
 from celery_tzbeat.schedules.rule import Rule, lacks_zone
 
 R = TypeVar("R", bound=Rule)
-
-#: So many occurrences in a row may be taken away by a rule before a difference counts as having no more.
-TAKEN_AWAY = 100_000
 
 
 class Union(Rule):
@@ -93,25 +95,6 @@ class Union(Rule):
         return (frozenset(self.parts),)
 
 
-class Dates:
-    """Whole dates (holidays), in the zone of what they are taken from."""
-
-    __slots__ = ("days",)
-
-    def __init__(self, days: Iterable[date]) -> None:
-        self.days = frozenset(days)
-
-    @property
-    def text(self) -> str:
-        return "@dates " + ",".join(day.isoformat() for day in sorted(self.days))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Dates) and self.days == other.days
-
-    def __hash__(self) -> int:
-        return hash(self.days)
-
-
 class Difference(Rule):
     """What `base` says and `without` does not: a rule (its instants) or dates (in `zone`)."""
 
@@ -121,6 +104,12 @@ class Difference(Rule):
         super().__init__()
         self.base, self.without = base, without
         self._zone = base.zone or zone
+        self._left: tuple[Remainder | At, ...] | None = None
+        if _settled(self):
+            self._left = _remainders(self)
+        elif not _has_zone(self):
+            # Which zone it will be changes nothing of whether anything is left: refused now, not in the zone only.
+            self.in_zone(UTC)
 
     @property
     def zone(self) -> ZoneInfo | None:
@@ -161,66 +150,19 @@ class Difference(Rule):
         return like(Difference(self.base.with_defaults(gap=gap, fold=fold), without, self._zone), self)
 
     def next_after(self, instant: datetime) -> datetime | None:
-        """Return the first occurrence after an instant that is left.
-
-        None, too, where a rule takes away 100,000 in a row (dates are stepped over whole, however many).
-        """
-        found = self.base.next_after(instant)
-        taken: datetime | None = None
-        for _ in range(TAKEN_AWAY):
-            if found is None:
-                return None
-            if isinstance(self.without, Dates):
-                if self._date(found) not in self.without.days:
-                    return found
-                found = self.base.next_after(self._edge(found, "end") - MICROSECOND)
-            else:
-                if taken is None or taken < found:
-                    taken = self.without.next_after(found - MICROSECOND) or datetime.max.replace(tzinfo=UTC)
-                if taken != found:
-                    return found
-                found = self.base.next_after(found)
-        return None
+        found = [part.next_after(instant) for part in self._remainders()]
+        return min((each for each in found if each is not None), default=None)
 
     def prev_before(self, instant: datetime) -> datetime | None:
-        """Return the last occurrence before an instant that is left, as `next_after` does."""
-        found = self.base.prev_before(instant)
-        taken: datetime | None = None
-        for _ in range(TAKEN_AWAY):
-            if found is None:
-                return None
-            if isinstance(self.without, Dates):
-                if self._date(found) not in self.without.days:
-                    return found
-                found = self.base.prev_before(self._edge(found, "begin"))
-            else:
-                if taken is None or taken > found:
-                    taken = self.without.prev_before(found + MICROSECOND) or datetime.min.replace(tzinfo=UTC)
-                if taken != found:
-                    return found
-                found = self.base.prev_before(found)
-        return None
+        found = [part.prev_before(instant) for part in self._remainders()]
+        return max((each for each in found if each is not None), default=None)
 
-    def _date(self, instant: datetime) -> date:
-        """Return the wall date of an occurrence; of one at the end of a gap, the date that is shown then."""
-        if self._zone is None:
-            raise lacks_zone(self)
-        return instant.astimezone(self._zone).date()
-
-    def _edge(self, instant: datetime, edge: Literal["begin", "end"]) -> datetime:
-        """Return where the run of walls of one date around an instant begins or ends.
-
-        A stretch of constant offset ends the run, too: then the next one is asked anew, and no wall date that comes
-        twice (a fold at midnight) confuses the step.
-        """
-        assert self._zone is not None  # _date asked before
-        offsets = civil.offsets(self._zone.key)
-        moment = instant.astimezone(timezone.utc).replace(tzinfo=None)
-        stretch = offsets.stretch(offsets.index(moment))
-        assert stretch is not None  # every instant is in one
-        midnight = (moment + stretch.offset).replace(hour=0, minute=0, second=0, microsecond=0) - stretch.offset
-        found = max(midnight, stretch.begin) if edge == "begin" else min(civil.shifted(midnight, DAY), stretch.end)
-        return found.replace(tzinfo=UTC)
+    def _remainders(self) -> tuple[Remainder | At, ...]:
+        if self._left is None:
+            if isinstance(self.without, Dates) and self._zone is None:
+                raise lacks_zone(self)
+            self._left = _remainders(self)
+        return self._left
 
     def mark(self, nominal: datetime) -> str:
         return self.base.mark(nominal)
@@ -242,6 +184,76 @@ class Difference(Rule):
         return (self.base, self.without, self._zone.key if self._zone is not None else None)
 
 
+@lru_cache(maxsize=1024)
+def _remainders(rule: Difference) -> tuple[Remainder | At, ...]:
+    """Return what is left, by the parts of what it is taken from. `InvalidSchedule` where that is nothing."""
+    found = []
+    for base, taken, dates in _rows(rule):
+        settled = [(days, zone) for days, zone in dates if zone is not None]
+        if len(settled) < len(dates):
+            raise lacks_zone(rule)
+        found.append(examined(rule.text, base, taken, settled))
+    left = tuple(part for part in found if part is not None)
+    if not left:
+        raise InvalidSchedule(
+            f"difference {rule.text!r} leaves nothing: all of it is taken away", field="difference", text=rule.text
+        )
+    return left
+
+
+#: A rule that is neither union nor difference, the rules taken away from it, the dates.
+_Row = tuple[Rule, tuple[Rule, ...], tuple[tuple[Dates, ZoneInfo | None], ...]]
+
+
+def _rows(rule: Rule) -> Iterator[_Row]:
+    """Yield each part of a rule with everything that is taken away from it: (a | b) - c is a - c | b - c."""
+    if isinstance(rule, Union):
+        for part in rule.parts:
+            yield from _rows(part)
+    elif isinstance(rule, Difference):
+        for base, taken, dates in _rows(rule.base):
+            if isinstance(rule.without, Dates):
+                yield base, taken, (*dates, (rule.without, rule.zone))
+            else:
+                more = rule.without.parts if isinstance(rule.without, Union) else (rule.without,)
+                yield base, (*taken, *more), dates
+    else:
+        yield rule, (), ()
+
+
+def _leaves(rule: Rule) -> Iterator[Rule]:
+    """Yield the rules that a rule is made of."""
+    if isinstance(rule, Union):
+        for part in rule.parts:
+            yield from _leaves(part)
+    elif isinstance(rule, Difference):
+        yield from _leaves(rule.base)
+        if not isinstance(rule.without, Dates):
+            yield from _leaves(rule.without)
+    else:
+        yield rule
+
+
+def _needs_zone(rule: Rule) -> bool:
+    return isinstance(rule, (CronRule, RecurrenceRule))
+
+
+def _has_zone(rule: Difference) -> bool:
+    return any(leaf.zone is not None for leaf in _leaves(rule)) or any(
+        zone is not None for _, _, dates in _rows(rule) for _, zone in dates
+    )
+
+
+def _settled(rule: Difference) -> bool:
+    """Whether all of a rule has its zone and its phase, so that it can be asked."""
+    leaves = list(_leaves(rule))
+    return (
+        not any(_needs_zone(leaf) and leaf.zone is None for leaf in leaves)
+        and not any(isinstance(leaf, Every) and leaf.phase == "spread" for leaf in leaves)
+        and not any(zone is None for _, _, dates in _rows(rule) for _, zone in dates)
+    )
+
+
 def difference(base: Rule, without: Rule | date | datetime | Iterable[date | datetime]) -> Difference:
     """Return `base` less a rule, an instant, a date, or a collection of instants and dates."""
     if isinstance(without, Rule):
@@ -257,7 +269,7 @@ def difference(base: Rule, without: Rule | date | datetime | Iterable[date | dat
         )
     found = base
     if days:
-        found = Difference(found, Dates(days))
+        found = Difference(found, Dates(frozenset(days)))
     if instants:
         found = Difference(found, at(*instants))
     assert isinstance(found, Difference)

@@ -23,7 +23,7 @@ Kind = Literal["auto", "fixed", "wildcard"]
 Days = Literal["or", "and"]
 
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_BOUND = 100  # years; see above
+BOUND = 100  # years; see above
 
 #: The days of a month on Monday's column, by the weekday of the 1st (Monday is 0): bit n is day n.
 _COLUMN = [sum(1 << day for day in range(1 + (-first) % 7, 32, 7)) for first in range(7)]
@@ -95,7 +95,7 @@ class Cron:
                 return datetime(year, month, day, *clock)
         rest >>= 1
         day += 1
-        limit = min(year + _BOUND, 9999)
+        limit = min(year + BOUND, 9999)
         while not rest:
             ahead = self.month >> month + 1
             if ahead:
@@ -116,7 +116,7 @@ class Cron:
             if clock is not None:
                 return datetime(year, month, day, *clock)
         rest = days & (1 << day) - 1
-        limit = max(year - _BOUND, 1)
+        limit = max(year - BOUND, 1)
         while not rest:
             behind = self.month & (1 << month) - 1
             if behind:

@@ -175,7 +175,7 @@ def _read_term(field: Field, term: str) -> int:
 def _run(field: Field, first: int, last: int) -> list[int]:
     if first <= last:
         return list(range(first, last + 1))
-    if first == 7:  # only Sunday is: 7-2 does not really wrap
+    if field is DAY_OF_WEEK and first == 7:  # Sunday is 0, too: 7-2 does not really wrap
         return list(range(last + 1))
     return [*range(first, field.high + 1), *range(field.low, last + 1)]
 

@@ -90,7 +90,14 @@ def at(
         if not isinstance(moment, datetime):
             raise InvalidSchedule(f"instant {given!r} is not a datetime", field="instant", text=str(given))
         if moment.utcoffset() is not None:
-            found.append(moment.astimezone(UTC))
+            try:
+                found.append(moment.astimezone(UTC))
+            except OverflowError:
+                raise InvalidSchedule(
+                    f"instant {moment.isoformat()!r} is not within the years 1 to 9999 in UTC",
+                    field="instant",
+                    text=moment.isoformat(),
+                ) from None
         elif tz is None:
             raise InvalidSchedule(
                 f"instant {moment.isoformat()!r} has no zone: make it aware, end its text with Z, or give tz=",
@@ -117,8 +124,14 @@ def _settled(wall: datetime, zone: str, gap: Gap, fold: Fold) -> list[datetime]:
     offsets = civil.offsets(zone)
     passes = offsets.passes(wall)
     if not passes:
-        end = offsets.gap_end(wall) if gap == "end" else None
-        passes = [] if end is None else [end]
+        end = offsets.gap_end(wall)
+        if end is None:
+            raise InvalidSchedule(
+                f"instant {wall.isoformat()!r} in {zone} is not within the years 1 to 9999 in UTC",
+                field="instant",
+                text=wall.isoformat(),
+            )
+        passes = [end] if gap == "end" else []
     chosen = {"first": passes[:1], "second": passes[-1:], "both": passes}[fold]
     return [instant.replace(tzinfo=UTC) for instant in chosen]
 

@@ -17,11 +17,12 @@ from typing import Any
 from celery_tzbeat.errors import InvalidSchedule
 from celery_tzbeat.schedules import civil, fields
 from celery_tzbeat.schedules.civil import Fold, Gap
-from celery_tzbeat.schedules.combination import Dates, Difference, Union
+from celery_tzbeat.schedules.combination import Difference, Union
 from celery_tzbeat.schedules.crontabs import cron_rule
 from celery_tzbeat.schedules.intervals import every
 from celery_tzbeat.schedules.moments import at, reboot
 from celery_tzbeat.schedules.recurrence import rrule
+from celery_tzbeat.schedules.remainder import Dates
 from celery_tzbeat.schedules.rule import Rule, read_policy
 from celery_tzbeat.schedules.sun import sun
 
@@ -154,7 +155,7 @@ def _rule(tokens: list[str]) -> Rule | tuple[Dates, Any]:
     if form == "@at":
         return at(*argument.split(","), tz=zone)
     if form == "@dates":
-        return Dates(_date(day) for day in argument.split(",")), zone
+        return Dates(frozenset(_date(day) for day in argument.split(","))), zone
     if form == "@solar":
         return sun(*parts[1:])
     if len(parts) > 1:

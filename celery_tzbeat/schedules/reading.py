@@ -34,7 +34,10 @@ def naive_utc(instant: datetime) -> datetime:
     if instant.tzinfo is None or instant.utcoffset() is None:
         raise ValueError(f"an instant must be aware, {instant!r} has no zone")
     if instant.tzinfo is not UTC:
-        instant = instant.astimezone(UTC)
+        try:
+            instant = instant.astimezone(UTC)
+        except OverflowError:  # an instant beyond year 1 or 9999 in UTC: nothing is there, so the end stands for it
+            return datetime.max if instant.year > 1 else datetime.min
     return instant.replace(tzinfo=None)
 
 

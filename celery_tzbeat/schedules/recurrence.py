@@ -15,7 +15,7 @@ from dateutil import rrule as dateutil
 from celery_tzbeat.errors import InvalidSchedule
 from celery_tzbeat.model import UTC
 from celery_tzbeat.schedules import civil
-from celery_tzbeat.schedules.civil import SECOND, Fold, Gap
+from celery_tzbeat.schedules.civil import SECOND, Fold, Gap, shifted
 from celery_tzbeat.schedules.reading import Reading
 from celery_tzbeat.schedules.rule import Rule, lacks_zone, read_policy, read_zone, suffix
 
@@ -30,6 +30,9 @@ _CYCLE_YEARS, _CYCLE = 400, timedelta(days=146_097)
 
 #: More walls than this a COUNT may not have.
 _COUNT = 100_000
+
+#: More periods of its FREQ than this two walls may not lie apart (a year of hours), and so many days are looked at.
+_PERIODS, _SAMPLED = 9_000, 12
 
 _UNITS = {
     "WEEKLY": timedelta(days=7),
@@ -283,7 +286,10 @@ def _read_start(line: str, zone: ZoneInfo | None) -> tuple[datetime, ZoneInfo | 
     start = _stamp(digits)
     if utc:
         zone = zone or civil.zone("UTC")
-        return start.replace(tzinfo=UTC).astimezone(zone).replace(tzinfo=None), zone
+        try:
+            return start.replace(tzinfo=UTC).astimezone(zone).replace(tzinfo=None), zone
+        except OverflowError:
+            raise _bad(line, f"is not within the years 1 to 9999 in {zone.key}") from None
     if named:
         own = civil.zone(named)
         if zone is not None and zone is not own:
@@ -322,6 +328,7 @@ def _recurrence(parts: dict[str, str], start: datetime) -> Recurrence:
             whole["BYMONTHDAY"] = str(start.day)
         elif freq == "WEEKLY":
             whole["BYDAY"] = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")[start.weekday()]
+    _refuse_rare(whole)
     rule = _dateutil(whole, start)
     interval = int(whole.get("INTERVAL", "1"))
     recurrence = Recurrence(rule, start, freq, interval, None)
@@ -338,7 +345,41 @@ def _recurrence(parts: dict[str, str], start: datetime) -> Recurrence:
         walls = tuple(wall - shift for wall in recurrence._moved(start, shift))
         recurrence = Recurrence(rule, start, freq, interval, walls)
     _must_come(recurrence.first_from(start), parts)
+    if recurrence.counted is None:
+        _refuse_sparse(recurrence, parts)
     return recurrence
+
+
+def _refuse_rare(parts: dict[str, str]) -> None:
+    """Refuse what dateutil would walk second by second, or minute by minute, over days: seconds of work for one answer."""
+    freq = parts.get("FREQ", "")
+    slow = {"SECONDLY": (*_DATE_PARTS, "BYHOUR", "BYSETPOS"), "MINUTELY": (*_DATE_PARTS, "BYSETPOS")}.get(freq, ())
+    for name in parts:
+        if name in slow:
+            raise _bad(
+                f"FREQ={freq};{name}={parts[name]}",
+                f"would be searched {freq[:-2].lower()} by {freq[:-2].lower()} over all that {name} leaves out: use a "
+                "crontab (with seconds in front), or FREQ=DAILY with BYHOUR, BYMINUTE and BYSECOND",
+            )
+
+
+def _refuse_sparse(recurrence: Recurrence, parts: dict[str, str]) -> None:
+    """Refuse a rule whose walls are more periods of its FREQ apart than a search may walk."""
+    unit = _UNITS.get(recurrence.freq)
+    if unit is None:
+        return  # by month or year: few
+    wall = max(recurrence.start, datetime(2000, 1, 1))
+    for _ in range(_SAMPLED):
+        later = recurrence.first_from(shifted(wall, SECOND))
+        if later is None:
+            return
+        if (later - wall) // (unit * recurrence.interval) > _PERIODS:
+            raise _bad(
+                ";".join(f"{name}={value}" for name, value in parts.items()),
+                f"comes too rarely to be searched {recurrence.freq}: use FREQ=YEARLY or MONTHLY with the same parts, or a "
+                "crontab",
+            )
+        wall = later.replace(hour=23, minute=59, second=59)
 
 
 def _dateutil(parts: dict[str, str], start: datetime) -> Any:

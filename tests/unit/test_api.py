@@ -12,7 +12,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_tzbeat.api import Finding, TzBeat
+from celery_tzbeat.api import Finding, TzBeat, findings
 from celery_tzbeat.beat.scheduler import configuration, open_store
 from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule, StoreUnavailable
 from celery_tzbeat.leases.redis import RedisLeases
@@ -523,3 +523,80 @@ def test_a_server_that_forbids_commands_is_a_finding(ground: Ground) -> None:
             client.acl_deluser("weak")
     assert found.id == "tzbeat.W201"
     assert ":p@" not in found.text
+
+
+def test_check_warns_where_celery_beat_would_start_another_scheduler() -> None:
+    (found, _) = TzBeat(an_app(), set_scheduler=False).check()
+    assert (found.id, found.severity) == ("tzbeat.W209", "warning")
+    assert DEFAULT in found.text
+    assert "TzBeat(app)" in found.hint
+    assert "tzbeat.W209" in ids(TzBeat(an_app(beat_scheduler="no.such:Thing")).check())
+    for ours in ("tzbeat", "celery_tzbeat:Scheduler", "celery_tzbeat.beat.scheduler:Scheduler"):
+        assert "tzbeat.W209" not in ids(TzBeat(an_app(beat_scheduler=ours)).check())
+
+
+def test_looking_at_an_app_leaves_its_scheduler_alone() -> None:
+    app = an_app()
+    TzBeat(app, set_scheduler=False)
+    assert app.conf.beat_scheduler == DEFAULT
+
+
+def test_a_server_that_does_not_know_us_is_an_error_of_check(ground: Ground) -> None:
+    url = ground.settings.url.replace("redis://", "redis://nobody:p@")
+    (found,) = TzBeat(an_app(url)).check()
+    assert (found.id, found.severity) == ("tzbeat.E004", "error")
+    assert ":p@" not in found.text
+
+
+def test_a_database_that_is_none_is_an_error_of_check(ground: Ground) -> None:
+    base = ground.settings.url.rpartition("/")[0] if ground.settings.url.count("/") > 2 else ground.settings.url
+    for database in ("abc", "99999"):
+        found = TzBeat(an_app(f"{base}/{database}")).check()
+        assert "tzbeat.E005" in ids(found), found
+        assert "tzbeat.W201" not in ids(found)
+
+
+def test_a_dead_letter_that_cannot_be_read_is_left_out_and_counted(ground: Ground) -> None:
+    with redis.Redis.from_url(ground.settings.url) as client:
+        for number, letter in enumerate(["garbage", "[]", "{}", '{"entry": "tick", "reason": "x"}']):
+            client.hset(ground.store.keys("dead"), f"tick@{number}", letter)  # type: ignore[attr-defined]
+    standing = ground.tz.standing("tick")
+    assert [letter["reason"] for letter in standing.dead_letters] == ["x"]
+    assert standing.in_full()["unreadable_dead_letters"] == 3
+
+
+def test_health_says_which_beats_fell_silent(ground: Ground) -> None:
+    ground.attend("one:7:a", role="leader", ago=20)
+    hint = ground.tz.health().findings[0].hint
+    assert hint.startswith("1 beat(s) said something within the last 30 s (one:1 20 s ago)")
+    assert "cannot write" in hint
+
+
+def test_health_names_what_keeps_the_server_from_writing(ground: Ground) -> None:
+    with redis.Redis.from_url(ground.settings.url) as client:
+        client.config_set("maxmemory", 1)
+        try:
+            (_, found) = ground.tz.health().findings
+        finally:
+            client.config_set("maxmemory", 0)
+    assert found.id == "tzbeat.E306"
+    assert "maxmemory is reached" in found.text
+
+
+@pytest.mark.parametrize(
+    ("info", "guard", "word"),
+    [
+        ({"role": "slave"}, None, "READONLY"),
+        ({"rdb_last_bgsave_status": "err"}, "yes", "MISCONF"),
+        ({"aof_last_write_status": "err"}, None, "MISCONF"),
+        ({"loading": 1}, None, "LOADING"),
+    ],
+)
+def test_what_info_tells_of_refused_writes_is_understood(info: dict[str, Any], guard: str | None, word: str) -> None:
+    ((reason, _),) = findings._reasons(info, guard)
+    assert word in reason
+
+
+def test_a_server_that_takes_writes_gives_no_reason() -> None:
+    fine = {"role": "master", "used_memory": 5, "maxmemory": 0, "rdb_last_bgsave_status": "err"}
+    assert not list(findings._reasons(fine, "no"))

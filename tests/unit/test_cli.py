@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from celery_tzbeat.cli import tzbeat
 
 NEW_YORK = "America/New_York"
+OURS = "celery_tzbeat:Scheduler"
 DOWN = "redis://localhost:1/0"
 
 
@@ -24,7 +25,9 @@ def an_app(**conf: Any) -> Celery:
         "nightly": {"task": "proj.add", "schedule": f"30 2 * * * {NEW_YORK}", "args": ("secret" * 20,)},
         "tick": {"task": "proj.add", "schedule": 60},
     }
-    app.conf.update({"broker_url": DOWN, "result_expires": None, "beat_schedule": entries, **conf})
+    app.conf.update(
+        {"broker_url": DOWN, "result_expires": None, "beat_schedule": entries, "beat_scheduler": OURS, **conf}
+    )
 
     @app.task(name="proj.add", shared=False)
     def add(*args: Any) -> None: ...
@@ -273,3 +276,19 @@ def test_options_that_an_app_adds_to_every_command_are_taken() -> None:
         tzbeat.params.pop()
         user_preload_options.disconnect(note)
     assert seen == [{"zeal": "5"}]
+
+
+@pytest.mark.parametrize("start", ["9999-12-31T23:00", "0001-01-01T00:00"])
+@pytest.mark.parametrize("zone", ["America/Bogota", "Asia/Tokyo"])
+def test_next_from_the_ends_of_the_calendar_is_an_answer_or_wrong_usage(start: str, zone: str) -> None:
+    found = run("next", "0 0 * * *", "--from", start, "--tz", zone)
+    assert found.exit_code in (0, 2), found.output
+    assert not isinstance(found.exception, (OverflowError, AssertionError))
+    if (start[:4], zone) in (("9999", "America/Bogota"), ("0001", "Asia/Tokyo")):
+        assert found.exit_code == 2
+        assert "of the years 1 to 9999" in found.output
+
+
+def test_check_sees_the_scheduler_that_celery_beat_would_start() -> None:
+    app = an_app(beat_scheduler="celery.beat:PersistentScheduler")
+    assert "tzbeat.W209" in [finding["id"] for finding in answer("check", app=app)["findings"]]

@@ -153,6 +153,16 @@ def test_the_backend_cleanup_is_there_where_the_backend_needs_it() -> None:
         ({"task": ""}, "task is ''; give the task's name"),
         ({"schedul": 60}, "'schedul' is unknown; did you mean 'schedule'?"),
         ({"enabled": True}, "'enabled' is unknown"),
+        (
+            {"options": {"expires": timedelta(hours=1)}},
+            "option expires is datetime.timedelta(seconds=3600); give seconds",
+        ),
+        ({"options": {"expires": "soon"}}, "option expires is 'soon'; give seconds, or a datetime"),
+        ({"options": {"priority": "high"}}, "option priority is 'high'; give a whole number from 0 to 255"),
+        ({"options": {"priority": 256}}, "option priority is 256; give a whole number"),
+        ({"options": {"countdown": "5"}}, "option countdown is '5'; give seconds"),
+        ({"options": {"queue": 5}}, "option queue is 5; give the queue's name"),
+        ({"task": "m\ud800"}, "give the task's name"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_entrys_name(entry: dict[str, Any], sentence: str) -> None:
@@ -265,3 +275,52 @@ def test_a_fingerprint_tells_arguments_apart_and_is_the_same_in_every_process() 
     assert fingerprint(options={"queue": "a"}) != fingerprint(options={"queue": "b"})
     assert fingerprint(args=[BeatLazyFunc(lambda: 1)]) == fingerprint(args=[BeatLazyFunc(lambda: 1)])
     assert fingerprint(kwargs={"a": {1: "x", "y": 2}}) == fingerprint(kwargs={"a": {"y": 2, 1: "x"}})
+
+
+@pytest.mark.parametrize("name", ["m\ud800", "m\n", "m\x00"])
+def test_a_name_that_cannot_be_stored_or_shown_is_refused_by_its_repr(name: str) -> None:
+    (found,) = read(an_app({name: {"task": "proj.add", "schedule": 60}})).problems
+    assert found == f"entry {name!r}: a name has printable characters only: it is in keys, logs and commands"
+    found.encode()
+
+
+def test_options_that_celery_can_send_are_taken() -> None:
+    options = {
+        "expires": NOON,
+        "priority": 9,
+        "countdown": 1.5,
+        "queue": "q",
+        "eta": None,
+        "headers": {},
+        "anything": 1,
+    }
+    assert not entry_problems(options=options)
+    assert not entry_problems(options={"expires": 60})
+    assert not entry_problems(options={"expires": "2026-07-01T12:00:00Z"})
+
+
+class Hostile(dict):  # type: ignore[type-arg]
+    def get(self, *_: Any) -> Any:
+        raise RuntimeError("no\ud800")
+
+
+def test_whatever_an_entry_raises_while_it_is_read_is_a_problem_of_that_entry_alone() -> None:
+    class Schedule(celery_schedule):
+        def __eq__(self, other: object) -> bool:
+            raise ZeroDivisionError("by zero")
+
+        __hash__ = None  # type: ignore[assignment]
+
+        def __repr__(self) -> str:
+            raise ZeroDivisionError("by zero")
+
+    schedules = {
+        "hostile": Hostile(task="proj.add", schedule=60),
+        "schedule": {"task": "proj.add", "schedule": Schedule(60)},
+        "fine": {"task": "proj.add", "schedule": 60},
+    }
+    found = read(an_app(schedules))
+    assert list(found.entries) == ["fine"]
+    one, other = found.problems
+    assert one == "entry 'hostile': it cannot be read: RuntimeError: no\\ud800"
+    assert other == "entry 'schedule': it cannot be read: ZeroDivisionError: by zero"

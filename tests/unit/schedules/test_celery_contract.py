@@ -113,7 +113,7 @@ def test_sentry_reads_the_five_fields_and_the_zone(rule: Rule, text: str) -> Non
         "0 0 L * * UTC",
         "0 0 * * MON#1 UTC",
         "@daily UTC | @every 1h",
-        "@daily UTC - @every 1h",
+        "@daily UTC - @every 7h",
         "@reboot",
     ],
 )
