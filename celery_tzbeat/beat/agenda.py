@@ -6,6 +6,7 @@ Cost grows with what is due, not with what exists. Plain memory, rebuilt from th
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from datetime import datetime, timedelta
 
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun
 from celery_tzbeat.schedules.plan import COUNTED, cursor_at, judge, start_of
+
+logger = logging.getLogger(__name__)
 
 #: Attempts at building a message before the occurrence is a dead letter, and the waits between them.
 BUILD_ATTEMPTS = 5
@@ -84,12 +87,16 @@ class Agenda:
             course = heapq.heappop(self._heap)[2]
             steps += 1
             if course.next is not None and (course.judged_until is None or course.next > course.judged_until):
-                judgement = judge(course.entry, course.after, now=now, tzdata=self.tzdata)
+                try:
+                    judgement = judge(course.entry, course.after, now=now, tzdata=self.tzdata)
+                except Exception:
+                    self._fails(course)
+                    continue
                 rows += judgement.rows
                 steps += sum(row.count for row in judgement.rows)
                 course.after = judgement.after
                 course.judged_until, course.late_until = judgement.until, judgement.late_until
-                course.next = course.entry.schedule.next_after(course.after)
+                course.next = self._next(course)
             if course.next is not None and course.next <= now:
                 self.ready.append(course)
             else:
@@ -135,11 +142,26 @@ class Agenda:
         return min(nexts, default=None)
 
     def _follow(self, course: Course) -> None:
-        course.next = course.entry.schedule.next_after(course.after)
+        course.next = self._next(course)
         if course.next is not None and course.judged_until is not None and course.next <= course.judged_until:
             self.ready.append(course)
         else:
             self._push(course)
+
+    def _next(self, course: Course) -> datetime | None:
+        try:
+            return course.entry.schedule.next_after(course.after)
+        except Exception:
+            self._fails(course)
+            return None
+
+    def _fails(self, course: Course) -> None:
+        """One schedule that cannot answer must not stop the others; it is asked again at the next term."""
+        logger.exception(
+            "entry %r: its schedule fails, and nothing of it is sent in this term of office",
+            course.entry.name,
+            extra={"action": "schedule_failed", "entry": course.entry.name},
+        )
 
     def _push(self, course: Course) -> None:
         if course.next is not None:

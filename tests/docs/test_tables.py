@@ -154,6 +154,9 @@ def test_the_fields_of_the_header_are_those_of_a_message() -> None:
     class Capture:
         producer = None
 
+        def clear(self) -> None:
+            pass
+
         def take(self) -> tuple[()]:
             return ()
 

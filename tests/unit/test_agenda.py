@@ -268,3 +268,37 @@ def test_the_cursor_behind_an_occurrence_carries_its_mark() -> None:
 def test_a_new_entry_and_a_known_one_start_strictly_after_now(known: bool) -> None:
     made = agenda(entry("a", every("10s")), known=known)
     assert made.next_due == NOW + 10 * SECOND
+
+
+class Broken:
+    """A schedule that cannot answer beyond an instant."""
+
+    def __init__(self, rule: Any, until: datetime) -> None:
+        self._rule, self._until = rule, until
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        if instant >= self._until:
+            raise ValueError("no")
+        return self._rule.next_after(instant)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+
+def test_a_schedule_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    at_once, later = Broken(every("1s"), NOW), Broken(every("1s"), NOW + 2 * SECOND)
+    entries = {"at once": at_once, "later": later, "good": every("1s")}
+    agenda = Agenda({name: Entry(name, "t", rule) for name, rule in entries.items()}, "x")
+    agenda.open({}, now=NOW, retention=timedelta(days=1))
+    sent = []
+    for second in range(1, 5):
+        agenda.look(NOW + second * SECOND)
+        while agenda.ready:
+            course = agenda.ready.popleft()
+            sent.append((course.entry.name, second))
+            agenda.done(course)
+    assert [second for name, second in sent if name == "good"] == [1, 2, 3, 4]
+    assert [second for name, second in sent if name == "later"] == [1, 2]
+    assert not any(name == "at once" for name, _ in sent)
+    assert "'at once'" in caplog.text
+    assert "'later'" in caplog.text
