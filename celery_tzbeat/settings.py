@@ -303,6 +303,11 @@ def _is_redis(url: str) -> bool:
 
 def _default_url(app: Celery, problems: list[str]) -> str | None:
     url = _broker_url(app)
+    if app.conf.broker_use_ssl and url.startswith("redis://"):
+        problems.append(
+            "broker_use_ssl is set and tzbeat_url is not: the store would be reached without TLS; "
+            f"set tzbeat_url to {hide_password(url.replace('redis://', 'rediss://', 1))!r} with its ssl_… options"
+        )
     if _is_redis(url):
         return url
     problems.append(
@@ -347,7 +352,7 @@ def database_of(url: str) -> str:
     """Return the database (or virtual host) that a broker or store URL names, as text; ``0`` where it names none."""
     try:
         parts = parse_url(redis_url(url)) if _is_redis(url) else parse_url(url.split(";")[0])
-    except ValueError:  # its port is no number, say: `_bad_url` tells
+    except (ValueError, TypeError):  # its port is no number, or a part stands in it twice: `_bad_url` tells
         return "0"
     if parts.get("transport") == "unix":
         return str(parts.get("db") or "0")

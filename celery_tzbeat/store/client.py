@@ -79,7 +79,8 @@ def redis_url(url: str) -> str:
 
 def hide_password(url: str) -> str:
     """Return `url` fit for a log: no password."""
-    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:**@", url)
+    url = re.sub(r"(://[^:@/?]*):[^?]*@", r"\1:**@", url)  # up to the last @: a password may hold one, or a slash
+    return re.sub(r"(?<=[?&])(\w*password)=[^&;]*", r"\1=**", url)
 
 
 def cannot_serve(message: str) -> bool:

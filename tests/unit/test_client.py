@@ -57,3 +57,16 @@ def test_a_server_that_says_not_now_is_down(text: str) -> None:
 )
 def test_a_server_that_says_wrong_is_not(text: str) -> None:
     assert not cannot_serve(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "unix:///run/redis.sock?db=9&password=hunter2",
+        "redis://host/3?password=hunter2",
+        "redis://user:p@hunter2/w@host:1/0",
+        "redis://:hunter2@host",
+    ],
+)
+def test_no_password_is_shown_wherever_it_stands(url: str) -> None:
+    assert "hunter2" not in hide_password(url)

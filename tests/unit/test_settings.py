@@ -226,3 +226,21 @@ def test_a_policy_that_cannot_be_followed_is_refused(given: Any, sentence: str) 
     with pytest.raises(InvalidPolicy) as caught:
         read_policy(given, default=Policy())
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["unix:///x.sock?db=9&password=hunter2", "redis://h/3?password=hunter2"])
+def test_a_password_in_a_query_is_no_traceback_and_is_not_shown(url: str) -> None:
+    for conf in ({"broker_url": url}, {"broker_url": "redis://h/3", "tzbeat_url": url}):
+        app = Celery("proj", set_as_current=False)
+        app.conf.update(conf)
+        _, problems = Settings.examine(app)
+        assert "hunter2" not in " ".join(problems)
+
+
+def test_a_broker_with_tls_by_setting_needs_a_store_url_that_says_so() -> None:
+    app = Celery("proj", broker="redis://h/0", set_as_current=False)
+    app.conf.broker_use_ssl = {"ssl_cert_reqs": "required"}
+    _, problems = Settings.examine(app)
+    assert any("broker_use_ssl" in problem and "rediss://h/0" in problem for problem in problems)
+    app.conf.tzbeat_url = "rediss://h/0"
+    assert not any("broker_use_ssl" in problem for problem in Settings.examine(app)[1])

@@ -14,5 +14,6 @@ end
 local mark = tonumber(redis.call('GET', KEYS[2]) or 0)
 redis.call('SET', KEYS[2], string.format('%.0f', math.max(mark, tonumber(ARGV[2]) + 1)))
 redis.call('DEL', KEYS[1])
-redis.call('PUBLISH', KEYS[3], ARGV[3])
+-- A user without rights to the channel is no error: standbys ask by themselves, within a second.
+redis.pcall('PUBLISH', KEYS[3], ARGV[3])
 return 1

@@ -10,5 +10,6 @@ if not holder or holder == '' or epoch ~= ARGV[1] then
     return 0
 end
 redis.call('HSET', KEYS[1], 'step_down', ARGV[1])
-redis.call('PUBLISH', KEYS[2], ARGV[2])
+-- A user without rights to the channel is no error: standbys ask by themselves, within a second.
+redis.pcall('PUBLISH', KEYS[2], ARGV[2])
 return 1
