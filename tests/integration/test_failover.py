@@ -232,5 +232,5 @@ def test_a_beat_ends_at_once_also_when_the_server_does_not_answer(project: Any, 
         beat.terminate()
         assert beat.wait(10) == 0
         assert (
-            time.monotonic() - asked < 2
+            time.monotonic() - asked < 1 + LOADED
         )  # a second is promised; the rest is the interpreter's own end on a busy machine
