@@ -252,6 +252,16 @@ class Presence:
     skew: float  # seconds this beat's clock is ahead of the store's
     entries: int
     embedded: bool
+    release: str = ""  # tzbeat_release
+    schema: int = 1  # of the store, that this beat writes
+    path: str = ""  # by which it sends, or would: "same server" or "claims"
+    hindered: bool = False  # it could not lead if the leader were gone
+    epoch: int = 0  # of the office that it is in; 0 for none, though it may hold the lease
+
+    @property
+    def where(self) -> str:
+        """Which beat this is, for people: its host and pid, and its release where it names one."""
+        return f"{self.host}:{self.pid}" + (f" (release {self.release})" if self.release else "")
 
     def to_json(self) -> str:
         return json.dumps(
@@ -270,6 +280,11 @@ class Presence:
                 "skew": self.skew,
                 "entries": self.entries,
                 "embedded": self.embedded,
+                "release": self.release,
+                "schema": self.schema,
+                "path": self.path,
+                "hindered": self.hindered,
+                "epoch": self.epoch,
             }
         )
 
@@ -290,4 +305,10 @@ class Presence:
             skew=found["skew"],
             entries=found["entries"],
             embedded=found["embedded"],
+            # a beat of an older release does not say these
+            release=found.get("release", ""),
+            schema=found.get("schema", 1),
+            path=found.get("path", ""),
+            hindered=found.get("hindered", False),
+            epoch=found.get("epoch", 0),
         )

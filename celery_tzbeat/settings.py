@@ -7,6 +7,7 @@ is refused with the nearest right one, a name of a later release by saying so.
 from __future__ import annotations
 
 import difflib
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, tzinfo
@@ -14,10 +15,11 @@ from typing import Any, Literal, cast, get_args
 
 from celery import Celery
 from kombu.utils.url import parse_url
+from packaging.version import InvalidVersion, Version
 
 from .errors import InvalidConfiguration, InvalidPolicy
 from .model import Catchup, Policy
-from .store.client import hide_password, make_client, redis_url
+from .store.client import SERVED, SentinelUrl, hide_password, make_client, redis_url
 
 PREFIX = "tzbeat_"
 
@@ -33,7 +35,6 @@ NOT_BUILT = frozenset(
         "history",
         "http",
         "redact",
-        "release",
         "schedule_file",
         "shadow",
         "wait_replicas",
@@ -89,6 +90,7 @@ class Settings:
     max_skew: timedelta = timedelta(seconds=300)
     audit_max: int = 100_000
     strict: bool | Literal["tasks"] = True
+    release: str = ""
 
     @property
     def call_timeout(self) -> float:
@@ -130,8 +132,8 @@ class Settings:
             max_skew=reader.duration("max_skew", _default(cls, "max_skew")),
             audit_max=reader.count("audit_max", _default(cls, "audit_max")),
             strict=reader.choice("strict", True, (True, False, "tasks")),
+            release=reader.release(),
         )
-        _refuse(problems, url is not None and _broker_is_not_the_store(app, settings.url))
         _refuse(problems, app.conf.task_always_eager and "task_always_eager is set: tasks would run inside beat")
         _refuse(problems, _retention_too_short(app, settings))
         return (settings if url and namespace else None), problems
@@ -254,6 +256,18 @@ class _Reader:
         self._problems.append(f"{PREFIX}{name} is {value!r}; it is one of {choices}")
         return default
 
+    def release(self) -> str:
+        value = self.text("release")
+        if value is None:
+            return ""
+        try:
+            return str(Version(value))
+        except InvalidVersion:
+            self._problems.append(
+                f"{PREFIX}release is {value!r}; give a version that can be compared, such as '2026.11.3' (PEP 440)"
+            )
+            return ""
+
     def policy(self, app: Celery) -> Policy:
         try:
             return read_policy(self._value("policy"), default=DEFAULT_POLICY)
@@ -298,23 +312,59 @@ def _broker_url(app: Celery) -> str:
 
 
 def _is_redis(url: str) -> bool:
-    return url.partition("://")[0] in ("redis", "rediss", "unix", "redis+socket")
+    return url.partition("://")[0] in ("redis", "rediss", "unix", "redis+socket", "sentinel")
+
+
+def _is_sentinel(url: str) -> bool:
+    return url.startswith("sentinel://")
+
+
+def _several(url: str) -> bool:
+    """Return whether a URL is a list of brokers; a list of sentinels leads to one."""
+    return ";" in url and not _is_sentinel(url)
 
 
 def _default_url(app: Celery, problems: list[str]) -> str | None:
+    """Return the broker's URL as the store's, where it says all that a connection needs."""
     url = _broker_url(app)
-    if app.conf.broker_use_ssl and url.startswith("redis://"):
+    shown = hide_password(url)
+    if not _is_redis(url):
+        problem = f"tzbeat_url is not set and the broker {shown!r} is not a Redis"
+    elif _several(url):
+        problem = f"tzbeat_url is not set and broker_url {shown!r} names several brokers"
+    elif app.conf.broker_use_ssl and _is_sentinel(url):
+        problem = "tzbeat_url is not set, and the broker's broker_use_ssl is not served for a store behind Sentinel"
+    elif app.conf.broker_use_ssl and url.startswith(("redis://", "rediss://")):
         problems.append(
-            "broker_use_ssl is set and tzbeat_url is not: the store would be reached without TLS; "
-            f"set tzbeat_url to {hide_password(url.replace('redis://', 'rediss://', 1))!r} with its ssl_… options"
+            "broker_use_ssl is set and tzbeat_url is not: the store would be reached without what it says; "
+            f"set tzbeat_url = {hide_password(_with_ssl(url, app.conf.broker_use_ssl))!r}"
         )
-    if _is_redis(url):
+        return None
+    elif _is_sentinel(url):
+        try:
+            return str(SentinelUrl.read(url, app.conf.broker_transport_options))
+        except ValueError as exc:
+            problems.append(f"broker_url {shown!r} cannot be used as the store: {exc}")
+            return None
+    else:
         return url
-    problems.append(
-        f"tzbeat_url is not set and the broker {hide_password(url)!r} is not a Redis; "
-        "set tzbeat_url to the Redis that is to keep the ledger"
-    )
+    problems.append(f"{problem}; set tzbeat_url to the Redis that is to keep the ledger")
     return None
+
+
+def _with_ssl(url: str, options: Any) -> str:
+    """Return the URL that says what `broker_use_ssl` says."""
+    rest = url.partition("://")[2]
+    given = options if isinstance(options, Mapping) else {}
+    words = {name: value for name, value in given.items() if str(name).startswith("ssl_") and value is not None}
+    needed = words.get("ssl_cert_reqs", ssl.CERT_REQUIRED)
+    name = ssl.VerifyMode(needed).name if isinstance(needed, int) else str(needed)
+    words = {
+        "ssl_cert_reqs": name.removeprefix("CERT_").lower(),
+        **{k: v for k, v in words.items() if k != "ssl_cert_reqs"},
+    }
+    said = "&".join(f"{name}={value}" for name, value in words.items())
+    return f"rediss://{rest}{'&' if '?' in rest else '?'}{said}"
 
 
 def _default_namespace(app: Celery, problems: list[str]) -> str | None:
@@ -331,10 +381,9 @@ def _bad_url(name: str, url: str) -> str | None:
     """Return what is wrong with the URL of a store, as far as can be seen without connecting."""
     shown = hide_password(url)
     if not _is_redis(url):
-        return (
-            f"{name} {shown!r}: the scheme {url.partition('://')[0]!r} is not served as a store yet; "
-            "use redis://, rediss:// or unix://"
-        )
+        return f"{name} {shown!r}: the scheme {url.partition('://')[0]!r} is not served as a store yet; use {SERVED}"
+    if _several(url):
+        return f"{name} {shown!r} names several servers; name the one that is to keep the ledger"
     try:
         make_client(url, timeout=1).connection_pool.make_connection()
     except Exception as exc:  # redis-py raises what its parts raise: ValueError, TypeError, RedisError
@@ -351,7 +400,9 @@ def _bad_namespace(namespace: str) -> str | None:
 def database_of(url: str) -> str:
     """Return the database (or virtual host) that a broker or store URL names, as text; ``0`` where it names none."""
     try:
-        parts = parse_url(redis_url(url)) if _is_redis(url) else parse_url(url.split(";")[0])
+        if _is_sentinel(url):
+            return str(SentinelUrl.read(url).db)
+        parts = parse_url(redis_url(url.split(";")[0])) if _is_redis(url) else parse_url(url.split(";")[0])
     except (ValueError, TypeError):  # its port is no number, or a part stands in it twice: `_bad_url` tells
         return "0"
     if parts.get("transport") == "unix":
@@ -359,24 +410,27 @@ def database_of(url: str) -> str:
     return str(parts.get("virtual_host") or "0").strip("/") or "0"
 
 
-def _broker_is_not_the_store(app: Celery, url: str) -> str | None:
-    """Return why broker and store cannot be the same Redis, as far as the URLs tell; the probe tells the rest."""
-    until = "this release needs the broker to be the store's Redis (other brokers come with the next one)"
+def why_two_servers(app: Celery, settings: Settings) -> str:
+    """Return why broker and store are not one Redis, as far as the URLs tell; empty where the probe has to tell."""
     write, read = _broker_url(app), app.conf.broker_read_url or app.conf.broker_url
     read = read if isinstance(read, str) else ";".join(read or ())
-    shown = hide_password(write)
-    if ";" in write or ";" in read:
-        return f"broker_url {shown!r} names several brokers; {until}: give one URL"
+    shown, url = hide_password(write), settings.url
+    if _several(write) or _several(read):
+        return f"broker_url {shown!r} names several brokers"
     if not _is_redis(write):
-        return f"the broker {shown!r} is not the store's Redis {hide_password(url)!r}; {until}"
+        return f"the broker {shown!r} is not a Redis"
     if read != write:
-        return f"broker_read_url and broker_write_url differ; {until}: give one URL"
-    if _is_redis(url) and database_of(write) != database_of(url):
-        return (
-            f"the broker uses database {database_of(write)} and tzbeat_url database {database_of(url)}; {until}: "
-            "leave tzbeat_url out"
-        )
-    return None
+        return "broker_read_url and broker_write_url differ"
+    if database_of(write) != database_of(url):
+        return f"the broker uses database {database_of(write)}, the store database {database_of(url)}"
+    if _is_sentinel(write) != _is_sentinel(url):
+        one, other = ("broker", "store") if _is_sentinel(write) else ("store", "broker")
+        return f"the {one} follows Sentinel and the {other} does not"
+    if _is_sentinel(write):
+        broker, store = SentinelUrl.read(write, app.conf.broker_transport_options), SentinelUrl.read(url)
+        if not broker.same_master(store):
+            return "broker and store ask other sentinels, or for another master"
+    return ""
 
 
 def _retention_too_short(app: Celery, settings: Settings) -> str | None:

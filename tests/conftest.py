@@ -10,16 +10,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import servers_from_packages
 
 import celery_tzbeat
 from celery_tzbeat.testing import processes
 from celery_tzbeat.testing.processes import Process
-from celery_tzbeat.testing.server import LocalServer
+from celery_tzbeat.testing.server import LocalServer, server_executable
 
 # The demo is not part of the package. Last in the path: where celery_tzbeat is installed, that one is tested.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -145,6 +147,16 @@ class Project:
         installed = "site-packages" in ours.parts
         paths = [str(self.directory), "" if installed else str(ours), os.environ.get("PYTHONPATH", "")]
         return {"PYTHONPATH": os.pathsep.join(path for path in paths if path), **(env or {})}
+
+
+def pytest_report_header() -> str:
+    """Say what is tested on: the cell of the matrix. A server that was asked for and is not there ends the run."""
+    binary = Path(EXECUTABLE or server_executable())
+    said = servers_from_packages.version(binary)
+    if " v=" not in said:
+        raise pytest.UsageError(f"TZBEAT_TEST_SERVER={binary} is no server: {said}")
+    packages = " ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
+    return f"tested on: {packages}, {said.partition(' sha=')[0]}"
 
 
 #: The projects and servers of a test: the ends of their logs are shown below its failure.

@@ -26,11 +26,11 @@ from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules import zone as read_zone
 from celery_tzbeat.settings import Settings, app_timezone, nearest
 
-from .findings import Finding, Health, check, import_modules, no_settings, overall_health
+from .findings import Finding, Health, Route, check, import_modules, no_settings, overall_health, route
 from .standing import Standing, ledger_of, plain_standing
 from .timetable import Change, Crossing, Upcoming, crossing, upcoming
 
-__all__ = ["Change", "Crossing", "Finding", "Health", "Standing", "TzBeat", "Upcoming"]
+__all__ = ["Change", "Crossing", "Finding", "Health", "Route", "Standing", "TzBeat", "Upcoming"]
 
 #: What `TzBeat` sets where the user set no scheduler.
 SCHEDULER = "celery_tzbeat:Scheduler"
@@ -164,11 +164,12 @@ class TzBeat:
         return overall_health(self.app, self._clock)
 
     def check(self) -> list[Finding]:
-        """Return what is wrong or doubtful before a beat starts, errors first. Raises nothing.
-
-        Does not promise that a beat will lead: whether broker and store are one server is tried by each beat itself.
-        """
+        """Return what is wrong or doubtful before a beat starts, errors first. Raises nothing."""
         return check(self.app)
+
+    def route(self) -> Route:
+        """Return the path by which a beat of this code would send, found out as a beat does. Raises nothing."""
+        return route(self.app)
 
     def settings(self) -> Settings:
         """Return the settings in force. Raises InvalidConfiguration with every problem of theirs."""

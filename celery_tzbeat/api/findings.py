@@ -10,6 +10,7 @@
     tzbeat.W202   beats with different entries             tzbeat.W203   beats with different zone files
     tzbeat.W204   a cursor ahead of the store's clock      tzbeat.W205   the server may evict keys
     tzbeat.W206   the server keeps nothing on disk         tzbeat.W207   broker and store are written differently
+    tzbeat.W208   the leader has other entries than this code
     tzbeat.E301   the store, or the lease's server, does not answer
     tzbeat.W209   beat_scheduler is not ours
     tzbeat.E302   nobody leads                             tzbeat.E303   the leader does not tick
@@ -22,6 +23,7 @@ The number after a letter never changes its meaning. E3xx come from `overall_hea
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,7 +35,10 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
-from celery_tzbeat.beat.scheduler import Scheduler, open_store
+from celery_tzbeat.beat.capture import Capture
+from celery_tzbeat.beat.fleet import alive, differing_entries
+from celery_tzbeat.beat.paths import ONE_SERVER, ClaimsPath, SameServerPath, same_server_probe
+from celery_tzbeat.beat.scheduler import Scheduler, open_store, queues_of
 from celery_tzbeat.clock import Clock
 from celery_tzbeat.entries import CLEANUP, Reading, read_entries
 from celery_tzbeat.errors import InvalidSchedule, StoreUnavailable, StoreUnreadable
@@ -43,8 +48,9 @@ from celery_tzbeat.model import Cursor, Entry, Presence, iso
 from celery_tzbeat.schedules import from_celery, tzdata_version
 from celery_tzbeat.schedules.plan import start_of
 from celery_tzbeat.schedules.rule import Rule
-from celery_tzbeat.settings import Settings
+from celery_tzbeat.settings import Settings, why_two_servers
 from celery_tzbeat.store.client import CALL_ERRORS, hide_password, make_client, redis_url
+from celery_tzbeat.store.protocol import Store
 
 #: Later than this, what is due counts as not sent in time.
 LATE = timedelta(seconds=5)
@@ -102,6 +108,38 @@ class Health:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The path by which a beat of this code would send, and why that one. `name` is empty where it is not known."""
+
+    name: str
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name or None, "why": self.why}
+
+
+def route(app: Celery) -> Route:
+    """Return the path to the broker, found out as a beat does: from the URLs, or else by a probe.
+
+    Raises nothing; asks the store and the broker once each, within a sixth of the lease.
+    """
+    settings, _ = Settings.examine(app)
+    if settings is None:
+        return Route("", "the settings cannot be used")
+    if why := why_two_servers(app, settings):
+        return Route(ClaimsPath.name, why)
+    capture = Capture(app, timeout=settings.call_timeout)
+    try:
+        with closing(open_store(settings)) as store:
+            why = same_server_probe(capture, store.probe, uuid.uuid4().hex, queues_of(app, ()))
+    except NO_ANSWER as exc:
+        return Route("", str(exc))
+    finally:
+        capture.reset()
+    return Route(ClaimsPath.name, why) if why else Route(SameServerPath.name, ONE_SERVER)
+
+
 def check(app: Celery) -> list[Finding]:
     """Return every finding that can be made without starting a beat, errors first."""
     settings, reading, findings = _configured(app)
@@ -110,7 +148,7 @@ def check(app: Celery) -> list[Finding]:
     if settings is not None:
         findings += _unknown_tasks(reading, settings)
         findings += _spellings(app, settings)
-        findings += _of_the_store(settings)
+        findings += _of_the_store(settings, reading)
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 
@@ -234,19 +272,21 @@ def _unknown_tasks(reading: Reading, settings: Settings) -> Iterator[Finding]:
 
 def _spellings(app: Celery, settings: Settings) -> Iterator[Finding]:
     broker = app.conf.broker_write_url or app.conf.broker_url
+    if why_two_servers(app, settings) or settings.url.startswith("sentinel://") or app.conf.broker_use_ssl:
+        return  # they are meant to be two, whatever they are called; or cannot be written alike
     if isinstance(broker, str) and redis_url(broker) != redis_url(settings.url):
         yield _warning(
             "W207",
             f"broker {hide_password(broker)!r} and store {hide_password(settings.url)!r} are written differently; "
-            "each beat tries at its start whether they are one server, and does not lead otherwise",
-            "leave tzbeat_url out, so that the broker's is used",
+            "each beat tries whether they are one server, and sends by the path 'claims' where they are not",
+            "where they are one server, leave tzbeat_url out, so that the broker's is used",
         )
 
 
 # ---- the store, asked before a beat starts
 
 
-def _of_the_store(settings: Settings) -> list[Finding]:
+def _of_the_store(settings: Settings, reading: Reading) -> list[Finding]:
     found: list[Finding] = list(_databases(settings))
     if found:
         return found
@@ -254,7 +294,7 @@ def _of_the_store(settings: Settings) -> list[Finding]:
         with closing(open_store(settings)) as store, closing(_leases(settings)) as leases:
             time, beats, cursors = store.time(), store.beats(), store.cursors()
             leases.leader()
-        found += _differing(_alive(beats, time, settings))
+        found += _differing(alive(beats, now=time, within=settings.lease), store, reading)
         found += _ahead(cursors, time, settings)
         found += _of_the_server(settings)
     except NO_ANSWER as exc:
@@ -293,17 +333,35 @@ def _refusal(exc: BaseException, settings: Settings) -> Finding | None:
     return None
 
 
-def _differing(beats: Sequence[Presence]) -> Iterator[Finding]:
+def _differing(beats: Sequence[Presence], store: Store, reading: Reading) -> Iterator[Finding]:
     for id, attribute, what, hint in (
         ("W202", "fingerprint", "entries", "deploy one release to all; only the leader's entries run"),
         ("W203", "tzdata", "zone files", "install one version of tzdata everywhere"),
     ):
         groups: dict[str, list[str]] = {}
         for beat in beats:
-            groups.setdefault(getattr(beat, attribute), []).append(f"{beat.host}:{beat.pid}")
+            groups.setdefault(getattr(beat, attribute), []).append(beat.where)
         if len(groups) > 1:
             said = "; ".join(f"{value} on {_listed(sorted(hosts))}" for value, hosts in sorted(groups.items()))
-            yield _warning(id, f"the beats alive have different {what}: {said}", hint)
+            yield _warning(id, f"the beats alive have different {what}: {said}{_by_name(id, groups, store)}", hint)
+    own = {name: entry.fingerprint for name, entry in reading.entries.items()}
+    for beat in beats:
+        if beat.role == "leader" and beat.fingerprint != reading.fingerprint:
+            told = store.entries_of(beat.fingerprint)
+            names = differing_entries(told, own, where=("with it", "in this code")) if told or not beat.entries else ""
+            text = f"the leader {beat.where} has other entries than this code: {names or 'not known which'}"
+            yield _warning("W208", text, "after a deploy, restart the beats")
+
+
+def _by_name(id: str, groups: Mapping[str, Sequence[str]], store: Store) -> str:
+    """Return which entries differ between the first two groups of beats."""
+    if id != "W202":
+        return ""
+    one, other = (store.entries_of(fingerprint) for fingerprint in sorted(groups)[:2])
+    if not one or not other:
+        return ""  # it has none, or its beat is of an older release and does not tell
+    names = differing_entries(one, other, where=("with the first", "with the second"))
+    return f" ({names})" if names else ""
 
 
 def _ahead(cursors: Mapping[str, Cursor], time: datetime, settings: Settings) -> Iterator[Finding]:
@@ -313,7 +371,7 @@ def _ahead(cursors: Mapping[str, Cursor], time: datetime, settings: Settings) ->
         yield _warning(
             "W204",
             f"cursors ahead of the store's clock ({iso(time)}), at most at {iso(latest)}: {_listed(ahead)}",
-            "these entries run again when the clock has passed their cursors; see whether the server's clock went back",
+            "the next leader sets them back to now; see whether the server's clock went back",
         )
 
 
@@ -353,7 +411,8 @@ def _leadership(
     leader: Leader | None, beats: Sequence[Presence], time: datetime, settings: Settings
 ) -> Iterator[Finding]:
     if leader is None:
-        reasons = [f"{beat.host}:{beat.pid}: {beat.why}" for beat in _alive(beats, time, settings) if beat.why]
+        living = alive(beats, now=time, within=settings.lease)
+        reasons = [f"{beat.host}:{beat.pid}: {beat.why}" for beat in living if beat.why]
         yield _error("E302", "nobody leads: nothing is sent", "; ".join(reasons) or _silent(beats, time, settings))
         return
     presence = next((beat for beat in beats if beat.beat == leader.holder), None)
@@ -442,11 +501,6 @@ def _clocks(beats: Iterable[Presence], own: timedelta, settings: Settings) -> It
                 f"({settings.max_skew.total_seconds():g} s) allows",
                 "set the clock (NTP); a beat there does not lead until then",
             )
-
-
-def _alive(beats: Iterable[Presence], time: datetime, settings: Settings) -> list[Presence]:
-    """Return the beats that ticked within a lease; presences outlive their beats."""
-    return [beat for beat in beats if time - _last_tick(beat) <= settings.lease]
 
 
 def _last_tick(beat: Presence) -> datetime:

@@ -51,7 +51,7 @@ class Agenda:
     """The courses of all entries.
 
     `open` fills it at the start of a term; `look` moves what is due to `ready`; the term takes from `ready`, and says
-    `done` or `put_off` of each, and `recorded` of each row.
+    `done`, `put_off` or `wait` of each, and `recorded` of each row.
     """
 
     entries: Mapping[str, Entry]
@@ -123,6 +123,10 @@ class Agenda:
         wait = min(BACKOFF_FIRST * 2 ** min(course.put_offs, 10), BACKOFF_LONGEST)
         course.put_offs += 1
         self._push_at(now + wait, course)
+
+    def wait(self, course: Course, until: datetime) -> None:
+        """The course's occurrence has to wait for something else of its entry: it stays due."""
+        self._push_at(until, course)
 
     def cursor(self, course: Course) -> Cursor:
         """Return the cursor behind the course's occurrence."""

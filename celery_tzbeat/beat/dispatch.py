@@ -1,7 +1,7 @@
 """From an occurrence to a message: the only place that publishes occurrences.
 
 Building and sending fail differently. Until the message is captured nothing has left, so an exception means *not sent*,
-and it is this entry's own affair (`BuildFailed`). Sending is the ledger's script (`Store.dispatch`).
+and it is this entry's own affair (`BuildFailed`). How a message is sent is `paths`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from celery import Celery
 from celery.beat import ScheduleEntry
@@ -19,7 +19,7 @@ from celery_tzbeat.model import Entry, Occurrence, iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Command
 
-from .capture import Capture
+from .envelope import Envelope
 
 #: The version of the header `meta.tzbeat`.
 HEADER_VERSION = 1
@@ -31,15 +31,34 @@ class BuildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one occurrence becomes: the captured commands (none: the task chose not to send), and its done mark's place."""
+    """What one occurrence becomes: what was captured (nothing: the task chose not to send), and its done mark's place.
 
-    commands: tuple[Command, ...]
+    `payload` is what the ledger keeps with a claim; empty where the path needs none.
+    """
+
+    parts: tuple[Command | Envelope, ...]
     bucket: Bucket
+    payload: bytes = b""
 
     @property
     def size(self) -> int:
         """The bytes that go to the store."""
-        return sum(len(arg) for command in self.commands for arg in command.args)
+        return len(self.payload) + sum(
+            len(arg) for part in self.parts if isinstance(part, Command) for arg in part.args
+        )
+
+
+class Outlet(Protocol):
+    """Where `apply_entry` publishes to while building: it keeps what it is given (`Capture`, `Recording`)."""
+
+    @property
+    def producer(self) -> Any: ...
+
+    def clear(self) -> None: ...
+
+    def take(self) -> tuple[Command, ...] | tuple[Envelope, ...]: ...
+
+    def broker_answers(self) -> bool: ...
 
 
 class Builder:
@@ -49,9 +68,9 @@ class Builder:
     scheduler notes them with `note_failure`, and `build` raises them.
     """
 
-    def __init__(self, app: Celery, capture: Capture, namespace: str, apply_entry: Callable[..., Any]) -> None:
+    def __init__(self, app: Celery, outlet: Outlet, namespace: str, apply_entry: Callable[..., Any]) -> None:
         self._app = app
-        self._capture = capture
+        self._outlet = outlet
         self._namespace = namespace
         self._apply_entry = apply_entry
         self._failure: BaseException | None = None
@@ -64,16 +83,16 @@ class Builder:
         """Return the message. Raises BuildFailed (the entry's fault) or StoreUnavailable (the broker does not answer)."""
         bucket = Bucket.of(occurrence.nominal, entry.schedule.shortest_gap)
         try:
-            self._capture.clear()
+            self._outlet.clear()
             self._failure = None
             celery_entry = self._celery_entry(entry, occurrence, bucket, epoch)
-            self._apply_entry(celery_entry, producer=self._capture.producer)
-            failure, commands = self._failure, self._capture.take()
+            self._apply_entry(celery_entry, producer=self._outlet.producer)
+            failure, parts = self._failure, self._outlet.take()
         except Exception as exc:
-            failure, commands = exc, ()
+            failure, parts = exc, ()
         if failure is None:
-            return Message(commands, bucket)
-        if not self._capture.broker_answers():
+            return Message(parts, bucket)
+        if not self._outlet.broker_answers():
             raise StoreUnavailable(f"the broker does not answer: {failure}") from failure
         raise BuildFailed(f"{type(failure).__name__}: {failure}") from failure
 
@@ -109,29 +128,6 @@ class Builder:
             last_run_at=occurrence.nominal,
             app=self._app,
         )
-
-
-def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: str) -> bool:
-    """Return whether the broker's connection and the store's lead to the same server and database.
-
-    One script through the store's connection pushes a captured message; it is looked for through the broker's. Prefix
-    and ACL rules of the broker's keys are tried with it. Raises StoreUnavailable where either does not answer.
-    """
-    queue = f"tzbeat-probe-{nonce}"
-    try:
-        capture.clear()
-        capture.producer.publish(nonce, exchange="", routing_key=queue, serializer="json", retry=False)
-        command = next(c for c in capture.take() if c.keys)
-    except Exception as exc:
-        capture.reset()
-        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
-    run(command)
-    try:
-        found = capture.pop(queue)
-    except Exception as exc:
-        capture.reset()
-        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
-    return found is not None and found == command.args[1]
 
 
 def no_subscriptions_for_results() -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import celery.beat
@@ -25,12 +26,15 @@ from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.model import Entry, Occurrence, Unrun
 from celery_tzbeat.schedules import tzdata_version
-from celery_tzbeat.settings import Settings
+from celery_tzbeat.settings import Settings, why_two_servers
 from celery_tzbeat.store.redis import RedisStore
 
 from .agenda import Agenda
 from .capture import Capture
-from .dispatch import Builder, no_subscriptions_for_results, same_server_probe
+from .dispatch import Builder, no_subscriptions_for_results
+from .envelope import Recording
+from .paths import ClaimsPath, Path, SameServerPath, same_server_probe
+from .publisher import Publisher
 from .term import Events
 from .ticker import Changes, Identity, Ticker
 
@@ -51,7 +55,7 @@ class Scheduler(celery.beat.Scheduler):
     def __init__(self, app: Celery, *args: Any, **kwargs: Any) -> None:
         self._running: _Running | None = None
         self._closed = False
-        self._builder: Builder | None = None
+        self._builders: tuple[Builder, ...] = ()
         super().__init__(app, *args, **kwargs)
 
     # ---- what Celery calls
@@ -84,8 +88,8 @@ class Scheduler(celery.beat.Scheduler):
         try:
             return super().apply_async(entry, producer=producer, advance=advance, **kwargs)
         except Exception as exc:
-            if self._builder is not None:
-                self._builder.note_failure(exc)
+            for builder in self._builders:
+                builder.note_failure(exc)
             raise
 
     def should_sync(self) -> bool:
@@ -106,9 +110,9 @@ class Scheduler(celery.beat.Scheduler):
 
     # ---- what the running parts call
 
-    def send_with(self, builder: Builder) -> None:
-        """Let `builder` hear of failures inside `apply_entry`."""
-        self._builder = builder
+    def send_with(self, *builders: Builder) -> None:
+        """Let `builders` hear of failures inside `apply_entry`."""
+        self._builders = builders
 
 
 class _Running:
@@ -127,9 +131,18 @@ class _Running:
         self._told_why, self._told_at = "", clock.reading()
         self.waker = Waker()
         capture = Capture(app, timeout=settings.call_timeout)
-        builder = Builder(app, capture, settings.namespace, scheduler.apply_entry)
-        scheduler.send_with(builder)
-        self._store = open_store(settings)
+        recording = Recording(app, timeout=settings.call_timeout)
+        self._store = open_store(settings, tells_reconnection=True)
+        self._two_servers = why_two_servers(app, settings)
+        self._queues = queues_of(app, entries.entries.values())
+        capturing, recorded = (
+            Builder(app, outlet, settings.namespace, scheduler.apply_entry) for outlet in (capture, recording)
+        )
+        scheduler.send_with(capturing, recorded)
+        self._app = app
+        self._capturing, self._recorded = capturing, recorded
+        self._begin_paths()
+        self._lineage = self._told_path = ""
         self.elector = Elector(
             RedisLeases(settings.lock, namespace=settings.namespace, lease=settings.lease),
             holder=self._holder,
@@ -148,16 +161,17 @@ class _Running:
                 version=__version__,
                 fingerprint=entries.fingerprint,
                 embedded=embedded,
+                release=settings.release,
             ),
             store=self._store,
             elector=self.elector,
             agenda=Agenda(entries.entries, tzdata_version()),
-            builder=builder,
+            publisher=Publisher(app, timeout=settings.call_timeout),
             clock=clock,
             lease=settings.lease,
             retention=settings.retention,
             max_skew=settings.max_skew,
-            broker_is_store=self._broker_is_store,
+            choose_path=self._choose_path,
             events=Events(sent=self._sent, unrun=self._unrun, dead=self._dead),
             changes=Changes(leading=self._leading, standing_by=self._standing_by),
         )
@@ -174,28 +188,51 @@ class _Running:
             if why:
                 logger.info("does not lead: %s", why, extra={"action": "does_not_lead"})
 
-    def _broker_is_store(self) -> str:
-        if same_server_probe(self._capture, self._store.probe, uuid.uuid4().hex):
-            return ""
-        return (
-            "the broker is not the store's Redis: what the store's connection pushes does not arrive through the broker's; "
-            "leave tzbeat_url out, or point it at the broker (other brokers come with the next release)"
-        )
+    def _begin_paths(self) -> None:
+        self._same_server = SameServerPath(self._capturing, self._store)
+        self._by_claims = ClaimsPath(self._app, self._recorded, self._store, self._clock)
+
+    def _choose_path(self) -> Path:
+        """Return the path by which a term is to send. Raises StoreUnavailable where the probe gets no answer.
+
+        Asked after each failed call. Where another process or master answers since, which may lack what was written last, the
+        path is a new one: that makes a leader begin anew from the ledger, and what was lost there is sent (again).
+        """
+        lineage = self._store.lineage()
+        if lineage and lineage != self._lineage:
+            self._lineage = lineage
+            self._begin_paths()
+        why = self._two_servers or same_server_probe(self._capture, self._store.probe, uuid.uuid4().hex, self._queues)
+        self._by_claims.why = why
+        path: Path = self._by_claims if why else self._same_server
+        if self._told_path and self.elector.lease() is not None:
+            self._tell_path(path)
+        return path
 
     # ---- telling
 
     def _leading(self, epoch: int) -> None:
+        path = self.ticker.path
         logger.info("%s leads with epoch %d", self._holder, epoch, extra={"action": "leading", "epoch": epoch})
+        self._told_path = ""
+        if path is not None:
+            self._tell_path(path)
         signals.beat_leading.send(self._sender, holder=self._holder, epoch=epoch)
+
+    def _tell_path(self, path: Path) -> None:
+        words = f"sends by the path {path.name!r}: {path.why}"
+        if words != self._told_path:
+            self._told_path = words
+            logger.info("%s", words, extra={"action": "path", "path": path.name})
 
     def _standing_by(self, why: str) -> None:
         logger.warning("%s stands by: %s", self._holder, why, extra={"action": "standing_by"})
         signals.beat_standing_by.send(self._sender, holder=self._holder, why=why)
 
-    def _sent(self, entry: Entry, occurrence: Occurrence) -> None:
+    def _sent(self, occurrence: Occurrence) -> None:
         signals.occurrence_sent.send(
             self._sender,
-            entry=entry.name,
+            entry=occurrence.entry,
             key=occurrence.key,
             nominal=occurrence.nominal,
             late=occurrence.late,
@@ -222,9 +259,9 @@ class _Running:
             reason=row.reason,
         )
 
-    def _dead(self, entry: Entry, occurrence: Occurrence, reason: str) -> None:
+    def _dead(self, occurrence: Occurrence, reason: str) -> None:
         signals.occurrence_dead.send(
-            self._sender, entry=entry.name, key=occurrence.key, nominal=occurrence.nominal, reason=reason
+            self._sender, entry=occurrence.entry, key=occurrence.key, nominal=occurrence.nominal, reason=reason
         )
 
 
@@ -244,7 +281,13 @@ def configuration(app: Celery) -> tuple[Settings, Reading]:
     return settings, reading
 
 
-def open_store(settings: Settings) -> RedisStore:
+def queues_of(app: Celery, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the queues that messages may go to, as far as configuration and entries name them."""
+    named = (entry.options.get("queue") for entry in entries)
+    return tuple({*app.amqp.queues, *(getattr(queue, "name", queue) for queue in named if queue)})
+
+
+def open_store(settings: Settings, *, tells_reconnection: bool = False) -> RedisStore:
     """Return a store of this thread's own, as the settings say."""
     return RedisStore(
         settings.url,
@@ -254,4 +297,5 @@ def open_store(settings: Settings) -> RedisStore:
         max_skew=settings.max_skew,
         audit_max=settings.audit_max,
         presence=15 * settings.lease,
+        tells_reconnection=tells_reconnection,
     )

@@ -8,6 +8,7 @@ Failure table (what happens when it dies, or a reply is lost, at each call):
     record_unrun    next leader judges     DECIDED: the row stands once      STALE
     build           nothing has left       nothing has left                  -
     dispatch        stays due              sent again as built: DECIDED      STALE: nothing pushed
+    claim, confirm  see `claims`
     bury            stays due              DECIDED                           STALE
 
 After any StoreUnavailable the same call is made again, with the same content, as long as the lease is trusted. WIPED: the
@@ -23,16 +24,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
 
-from celery_tzbeat.clock import Clock
+from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.errors import StoreUnavailable
-from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun, iso
+from celery_tzbeat.model import Cursor, Occurrence, Unrun, iso
 from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import BATCH, Answer, Burial, Dispatch, Office, Store, Verdict
+from celery_tzbeat.store.protocol import BATCH, Answer, Burial, Office, Store, Verdict
 
 from .agenda import BUILD_ATTEMPTS, Agenda, Course
-from .dispatch import BuildFailed, Message
+from .claims import Claims, Outdated
+from .dispatch import BuildFailed
+from .paths import Outgoing, Path
+from .publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +56,6 @@ CLOCKS_AGREE = timedelta(seconds=300)
 UNLISTED_EVERY = timedelta(seconds=60)
 
 
-class MessageBuilder(Protocol):
-    """What turns an occurrence into a message: `dispatch.Builder`, or a simulation's own."""
-
-    def build(self, entry: Entry, occurrence: Occurrence, *, epoch: int) -> Message: ...
-
-
 class Replaced(Exception):
     """This term is over: a later leader is in office, or what it judged cannot stand."""
 
@@ -67,9 +64,9 @@ class Replaced(Exception):
 class Events:
     """Whom the term tells what happened; called on the tick's thread."""
 
-    sent: Callable[[Entry, Occurrence], None]
+    sent: Callable[[Occurrence], None]
     unrun: Callable[[Unrun], None]
-    dead: Callable[[Entry, Occurrence, str], None]
+    dead: Callable[[Occurrence, str], None]
 
 
 class Term:
@@ -81,9 +78,11 @@ class Term:
         epoch: int,
         store: Store,
         agenda: Agenda,
-        builder: MessageBuilder,
+        path: Path,
+        publisher: Publisher,
         clock: Clock,
         retention: timedelta,
+        max_skew: timedelta,
         progress: Callable[[], None],
         trusted: Callable[[], bool],
         events: Events,
@@ -91,15 +90,28 @@ class Term:
         self.epoch = epoch
         self._store = store
         self._agenda = agenda
-        self._builder = builder
+        self.path = path
         self._clock = clock
         self._retention = retention
+        self._max_skew = max_skew
         self._progress = progress
         self._trusted = trusted
         self._events = events
+        self._repairs: dict[str, Cursor] = {}
         self._places: dict[str, Cursor] = {}
         self._rows: deque[Unrun] = deque()
-        self._in_flight: list[tuple[Course, Dispatch]] = []
+        self._in_flight: list[tuple[Course, Outgoing]] = []
+        self._claims = Claims(
+            epoch=epoch,
+            store=store,
+            publisher=publisher,
+            clock=clock,
+            progress=progress,
+            trusted=trusted,
+            sent=events.sent,
+            dead=events.dead,
+        )
+        self._claims_known = False  # whether what stands open in the ledger is owed here
         self._built_at = clock.reading()
         self._unlisted: dict[str, Cursor] = {}
         self._unlisted_at = clock.now()
@@ -110,8 +122,21 @@ class Term:
         now = self._clock.now()
         if timedelta() < office.time - now <= CLOCKS_AGREE:
             now = office.time
-        self._places = self._agenda.open(office.cursors, now=now, retention=self._retention)
-        self._unlisted = {name: cursor for name, cursor in office.cursors.items() if name not in self._agenda.entries}
+        self._repairs = {
+            name: Cursor(nominal=now, rule=cursor.rule, tzdata=cursor.tzdata)
+            for name, cursor in office.cursors.items()
+            if cursor.nominal > office.time + self._max_skew
+        }
+        for name in self._repairs:
+            logger.error(
+                "the cursor of entry %r stands at %s, ahead of the store's clock: it is set back to now",
+                name,
+                iso(office.cursors[name].nominal),
+                extra={"action": "cursor_repaired", "entry": name},
+            )
+        cursors = {**office.cursors, **self._repairs}
+        self._places = self._agenda.open(cursors, now=now, retention=self._retention)
+        self._unlisted = {name: cursor for name, cursor in cursors.items() if name not in self._agenda.entries}
         self._unlisted_at = self._clock.now()
         for name in office.unreadable:
             logger.error(
@@ -124,6 +149,11 @@ class Term:
     def next_due(self) -> datetime | None:
         return self._agenda.next_due
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether messages are claimed that cannot be sent, since the broker does not answer."""
+        return self._claims.cut_off
+
     def work(self) -> float:
         """Record and send what is due, for at most PUBLISHING seconds. Return how long nothing will be due, in seconds.
 
@@ -134,6 +164,8 @@ class Term:
             self._agenda.ready.extendleft(course for course, _ in reversed(self._in_flight))
             self._in_flight = []
         self._settle_places()
+        if not self._send_claims(began):
+            return 0.0
         self._count_unlisted()
         through = False
         while not through:
@@ -143,12 +175,13 @@ class Term:
                 if not self._in_flight:
                     self._build_batch()
                 self._send_in_flight()
-                if self._clock.reading().advance_since(began) >= PUBLISHING:
+                if not self._send_claims(began) or self._clock.reading().advance_since(began) >= PUBLISHING:
                     return 0.0
             if not through and self._clock.reading().advance_since(began) >= PUBLISHING:
                 return 0.0
         due = self._agenda.next_due
-        return max(0.0, (due - self._clock.now()).total_seconds()) if due else float("inf")
+        wait = (due - self._clock.now()).total_seconds() if due is not None else float("inf")
+        return max(0.0, min(wait, self._claims.next_try))
 
     def positions(self) -> dict[str, Cursor]:
         """Return the cursors as this term knows them."""
@@ -174,13 +207,23 @@ class Term:
     # ---- the steps
 
     def _settle_places(self) -> None:
+        if self._repairs:
+            self._obey(lambda: self._store.repair(self._repairs, epoch=self.epoch))
+            self._repairs = {}
         if self._places:
             self._obey(lambda: self._store.place(self._places, epoch=self.epoch))
             self._places = {}
 
     def _look(self) -> bool:
-        """Judge some of what is due; return whether that was all of it."""
+        """Judge some of what is due; return whether that was all of it.
+
+        Nothing where the lease is not trusted now that the clock was read: the clock may have jumped, a day say, and what
+        is not too far ahead for the store's guard would be sent before its time.
+        """
         now = self._looking_at or self._clock.now()
+        if not self._trusted():
+            self._looking_at = None
+            return True
         self._rows += self._agenda.look(now)
         self._looking_at = now if self._agenda.behind(now) else None
         self._progress()
@@ -201,26 +244,27 @@ class Term:
     def _build_batch(self) -> None:
         """Build up to BATCH messages; what cannot be built is put off, buried or skipped by itself."""
         began, size = self._clock.reading(), 0
+        owed = self._claims.waits()
         self._built_at = began
         while self._agenda.ready and len(self._in_flight) < BATCH and size < BATCH_BYTES:
             course = self._agenda.ready[0]
+            if course.entry.name in owed:  # its messages stay in order
+                self._agenda.ready.popleft()
+                self._agenda.wait(course, self._clock.now() + timedelta(seconds=owed[course.entry.name]))
+                continue
             occurrence = course.occurrence()
             try:
-                message = self._builder.build(course.entry, occurrence, epoch=self.epoch)
+                message = self.path.build(course.entry, occurrence, epoch=self.epoch)
             except BuildFailed as failure:
                 self._build_failed(course, occurrence, failure)
                 continue
-            if not message.commands:
+            if not message.parts:
                 self._not_sent_by_task(course, occurrence)
                 continue
             self._agenda.ready.popleft()
             size += message.size
-            self._in_flight.append(
-                (
-                    course,
-                    Dispatch(occurrence, self._agenda.cursor(course), message.bucket, message.commands),
-                )
-            )
+            outgoing = Outgoing(course.entry, occurrence, self._agenda.cursor(course), message)
+            self._in_flight.append((course, outgoing))
             if self._clock.reading().advance_since(began) >= PUBLISHING:
                 break
         self._progress()
@@ -228,28 +272,44 @@ class Term:
     def _send_in_flight(self) -> None:
         if not self._in_flight:
             return
-        batch = [dispatch for _, dispatch in self._in_flight]
-        answers = self._ask(lambda: self._store.dispatch(batch, epoch=self.epoch))
+        batch = [outgoing for _, outgoing in self._in_flight]
+        self._claims_known = self._claims_known and self.path.sends_at_once  # until the reply has come
+        answers = self._ask(lambda: self.path.send(batch, self._claims, epoch=self.epoch))
+        # DECIDED may be a claim of ours, recorded after it was given up: then it is owed here, and only the ledger knows it.
+        claimed_late = any(answer.verdict is Verdict.DECIDED for answer in answers) and not self.path.sends_at_once
+        self._claims_known = not claimed_late
         now = self._clock.now()
         in_flight, self._in_flight = self._in_flight, []
-        for (course, dispatch), answer in zip(in_flight, answers, strict=True):
+        for (course, outgoing), answer in zip(in_flight, answers, strict=True):
             match answer.verdict:
                 case Verdict.DONE:
                     self._agenda.done(course)
-                    self._events.sent(course.entry, dispatch.occurrence)
+                    if self.path.sends_at_once:
+                        self._events.sent(outgoing.occurrence)
                 case Verdict.DECIDED:
                     self._agenda.done(course)
                 case _:  # EARLY: this host's clock is far ahead; FAULT: the queue refused it
                     logger.error(
                         "entry %r: the occurrence at %s was not sent: %s",
                         course.entry.name,
-                        iso(dispatch.occurrence.nominal),
+                        iso(outgoing.occurrence.nominal),
                         answer.detail or answer.verdict.name,
-                        extra={"action": "dispatch_refused", "key": dispatch.occurrence.key},
+                        extra={"action": "dispatch_refused", "key": outgoing.occurrence.key},
                     )
                     self._agenda.put_off(course, now)
         if any(answer.verdict is Verdict.EARLY for answer in answers):
             raise Replaced  # judged by a clock that is ahead: begin anew, once it is right
+
+    def _send_claims(self, began: Reading) -> bool:
+        """Send what is claimed and not surely sent, the earlier leaders' first of all. Return whether that is through."""
+        try:
+            if not self._claims_known:
+                self._claims.take_over()
+                self._claims_known = True
+            left = PUBLISHING - self._clock.reading().advance_since(began)
+            return self._claims.work(seconds=max(left, 0.0))
+        except Outdated:
+            raise Replaced from None
 
     def _build_failed(self, course: Course, occurrence: Occurrence, failure: BuildFailed) -> None:
         """Line 5: the entry alone backs off; at the fifth failure the occurrence is dead, and the cursor goes on."""
@@ -294,7 +354,7 @@ class Term:
         self._agenda.ready.popleft()
         self._agenda.done(course)
         if answer.verdict is Verdict.DONE:
-            self._events.dead(course.entry, occurrence, "build")
+            self._events.dead(occurrence, "build")
 
     def _not_sent_by_task(self, course: Course, occurrence: Occurrence) -> None:
         row = Unrun(

@@ -16,15 +16,24 @@ from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Presence
-from celery_tzbeat.store.protocol import Store, Verdict
+from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Store, Verdict, needs_newer
 
 from .agenda import Agenda
-from .term import Events, MessageBuilder, Replaced, Term
+from .fleet import alive, differing_entries, newer_standby, oldest_schema
+from .paths import Path
+from .publisher import Publisher
+from .term import Events, Replaced, Term
 
 logger = logging.getLogger(__name__)
 
 #: The longest that a tick waits: Celery's remote control calls a beat stalled that does not return, in seconds.
 LONGEST_WAIT = 1.0
+
+#: How often a leader says that other beats have other entries, in seconds.
+WARN_EVERY = 60.0
+
+#: Where a leader's own entries are, and a standby's.
+HERE = ("here", "there")
 
 #: The wait after a store or broker did not answer, in seconds.
 RETRY = 0.25
@@ -40,6 +49,7 @@ class Identity:
     version: str
     fingerprint: str
     embedded: bool
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +63,8 @@ class Changes:
 class Ticker:
     """Decides at each step what this beat does.
 
-    `broker_is_store` asks whether broker and store are the same server; it is asked before the first term and after every
-    call that failed, and answers with the reason why not, or empty.
+    `choose_path` finds out whether broker and store are the same server, and returns the path to send by; it is asked before
+    the first term and after every call that failed, and may raise StoreUnavailable.
     """
 
     def __init__(
@@ -64,12 +74,12 @@ class Ticker:
         store: Store,
         elector: Elector,
         agenda: Agenda,
-        builder: MessageBuilder,
+        publisher: Publisher,
         clock: Clock,
         lease: timedelta,
         retention: timedelta,
         max_skew: timedelta,
-        broker_is_store: Callable[[], str],
+        choose_path: Callable[[], Path],
         events: Events,
         changes: Changes,
     ) -> None:
@@ -77,13 +87,13 @@ class Ticker:
         self._store = store
         self._elector = elector
         self._agenda = agenda
-        self._builder = builder
+        self._publisher = publisher
         self._clock = clock
         self._lease = lease.total_seconds()
         self._attend_every = lease / 3
         self._retention = retention
         self._max_skew = max_skew.total_seconds()
-        self._broker_is_store = broker_is_store
+        self._choose_path = choose_path
         self._events = events
         self._changes = changes
         self._term: Term | None = None
@@ -92,12 +102,19 @@ class Ticker:
         self._abstention = ""  # why this beat leaves leading to others for one lease
         self._abstains_since = clock.reading()
         self._attended_at: datetime | None = None
-        self._attended_as = ""
+        self._attended_as = ("", False)  # role, whether hindered
         self._skew = 0.0
+        self._store_time = clock.now()
+        self._fingerprints = {name: entry.fingerprint for name, entry in agenda.entries.items()}
+        self._yielded_to: set[str] = set()
+        self._has_standby = False  # when this beat looked last
+        self._looked_at: Reading | None = None  # at the fleet
+        self._warned_at: Reading | None = None  # that beats differ
         self._hindrance = "has not reached the store yet"
         self._store_is_fresh = False
         self._failed = False
-        self._broker = "not asked yet"  # why broker and store are not one server; empty when they are
+        #: The path by which this beat sends, or would.
+        self.path: Path | None = None  # None: not known, or not since the connection was lost
         # The first plan, made before the lease is asked for; every term makes its own from the ledger's cursors.
         agenda.open({}, now=clock.now(), retention=retention)
 
@@ -118,7 +135,8 @@ class Ticker:
             if self._failed:
                 logger.info("the store answers again", extra={"action": "store_answers"})
             self._failed = False
-            self._helpless_since = None
+            if self._elector.lease() is None or not self._cut_off:  # a step in which nothing was sent tells nothing
+                self._helpless_since = None
         self._elector.progress()
         return min(wait, LONGEST_WAIT)
 
@@ -127,32 +145,42 @@ class Ticker:
         log("%s", exc, extra={"action": "store_unavailable"})
         self._failed = True
         self._hindrance = str(exc)
-        self._broker = "not asked since the connection was lost"
+        self.path = None
         now = self._clock.reading()
         if self._elector.lease() is None:
             self._helpless_since = None
         elif self._helpless_since is None:
             self._helpless_since = now
         helpless = self._helpless_since is not None and now.advance_since(self._helpless_since) >= self._lease
+        if self._cut_off and not self._has_standby:
+            helpless = False  # the store would hand the lease back to this beat, a lease later
         if helpless or isinstance(exc, StoreUnreadable):
-            # Another beat may fare better: one of another release, or one whose way to the store is not cut.
+            # Another beat may fare better: one of another release, or one whose way to the store or broker is not cut.
             self._abstention, self._abstains_since = self._hindrance, now
             self._elector.permit(self._hindrance)
+
+    @property
+    def _cut_off(self) -> bool:
+        return self._term is not None and self._term.cut_off
 
     def _step(self) -> float:
         self._attend()
         lease = self._elector.lease()
         if lease is None:
             self._stand_by()
+            self._see_who_leads()
             return LONGEST_WAIT
-        if self._term is None or self._term.epoch != lease.epoch:
-            self._take_office(lease.epoch)
+        if self.path is None:
+            return RETRY
+        if self._term is None or self._term.epoch != lease.epoch or self._term.path is not self.path:
+            self._take_office(lease.epoch, self.path)
         if self._term is None:
             return RETRY
         if self._told != self._term.epoch:
             self._told = self._term.epoch
             self._changes.leading(self._told)
         try:
+            self._look_at_fleet()
             if self._store_is_fresh:
                 self._term.write_back()
                 self._store_is_fresh = False
@@ -167,40 +195,49 @@ class Ticker:
         """Say that this beat lives, look at the store, and say whether this beat may lead."""
         role: Literal["leader", "standby"] = "leader" if self._elector.lease() is not None else "standby"
         now = self._clock.now()
+        said = (role, self._is_hindered)
         if (
             self._attended_at is not None
-            and self._attended_as == role
+            and self._attended_as == said
             and not self._hindrance
             and timedelta() <= now - self._attended_at < self._attend_every
         ):
             return
         view = self._store.attend(self._presence(role, now))
-        self._attended_at, self._attended_as = now, role
+        self._attended_at, self._attended_as = now, said
         self._store_is_fresh = view.fresh
         self._skew = (self._clock.now() - view.time).total_seconds()
+        if self._store_time - view.time > timedelta(seconds=self._max_skew):
+            self._term = None  # the store's clock was set back: what was decided may lie ahead of it (`Term.begin`)
+        self._store_time = view.time
         self._elector.raise_floor(view.epoch)
         if self._term is not None and self._term.epoch < view.epoch:
             self._term = None  # another has led since
-        if self._broker:
-            self._broker = self._broker_is_store()
+        if not view.entries_known:
+            self._store.tell_entries(self._identity.fingerprint, self._fingerprints)
+        if self.path is None:
+            self.path = self._choose_path()
         if self._clock.reading().advance_since(self._abstains_since) >= self._lease:
             self._abstention = ""
-        self._hindrance = self._broker or self._abstention
+        self._hindrance = needs_newer(view.needs) or self._abstention
         if abs(self._skew) > self._max_skew:
             side = "ahead of" if self._skew > 0 else "behind"
             self._hindrance = (
                 f"this host's clock is {abs(self._skew):.0f} s {side} the store's, "
                 f"more than tzbeat_max_skew ({self._max_skew:g} s) allows"
             )
+            self._term = None  # what it put off by this clock may stand at any time: begin anew, once it is right
         self._elector.permit(self._hindrance)
 
-    def _take_office(self, epoch: int) -> None:
+    def _take_office(self, epoch: int, path: Path) -> None:
         if self._term is not None and self._store.restore(self._term.positions(), epoch=epoch) is Verdict.DONE:
             logger.error(
                 "the store of this namespace has lost its data: going on from where this beat was when it led last",
                 extra={"action": "store_wiped", "epoch": epoch},
             )
-        office = self._store.take_office(epoch, self._identity.beat)
+        office = self._store.take_office(
+            epoch, self._identity.beat, oldest_schema=oldest_schema(self._alive(), SCHEMA_WRITTEN)
+        )
         self._term = None
         if office is None:
             self._attended_at = None
@@ -214,9 +251,11 @@ class Ticker:
             epoch=epoch,
             store=self._store,
             agenda=self._agenda,
-            builder=self._builder,
+            path=path,
+            publisher=self._publisher,
             clock=self._clock,
             retention=self._retention,
+            max_skew=timedelta(seconds=self._max_skew),
             progress=self._elector.progress,
             trusted=lambda: self._elector.lease() is not None,
             events=self._events,
@@ -224,12 +263,69 @@ class Ticker:
         term.begin(office)
         self._term = term
         self._store_is_fresh = False
+        self._looked_at = None
+
+    def _alive(self) -> list[Presence]:
+        """Return the other beats that live."""
+        lease = timedelta(seconds=self._lease)
+        beats = alive(self._store.beats(), now=self._store_time, within=lease)
+        return [beat for beat in beats if beat.beat != self._identity.beat]
+
+    def _look_at_fleet(self) -> None:
+        """Hand over to a standby of a newer release; say, not more often than each minute, whose entries differ."""
+        now = self._clock.reading()
+        if self._looked_at is not None and now.advance_since(self._looked_at) < self._lease:
+            return
+        self._looked_at = now
+        beats = self._alive()
+        self._has_standby = any(beat.role == "standby" and not beat.hindered for beat in beats)
+        newer = newer_standby(self._identity.release, [beat for beat in beats if beat.beat not in self._yielded_to])
+        if newer is not None:
+            self._yielded_to.add(newer.beat)  # once: where it did not take the chance, yielding again would not help
+            self._abstention = f"hands over to {newer.where}: this beat is of release {self._identity.release}"
+            self._abstains_since = now
+            self._attended_at = None  # withdraw at the next step
+        if self._warned_at is not None and now.advance_since(self._warned_at) < WARN_EVERY:
+            return
+        for beat in beats:
+            if beat.fingerprint != self._identity.fingerprint:
+                self._warned_at = now
+                told = self._store.entries_of(beat.fingerprint)
+                names = "" if beat.entries and not told else differing_entries(self._fingerprints, told, where=HERE)
+                logger.warning(
+                    "the beat %s has other entries, and only the leader's run: %s",
+                    beat.where,
+                    names or "which ones is not known",
+                    extra={"action": "entries_differ", "beat": beat.beat},
+                )
+            if beat.tzdata != self._agenda.tzdata:
+                self._warned_at = now
+                logger.warning(
+                    "the beat %s has zone files %s, the leader %s",
+                    beat.where,
+                    beat.tzdata,
+                    self._agenda.tzdata,
+                    extra={"action": "tzdata_differs", "beat": beat.beat},
+                )
+
+    def _see_who_leads(self) -> None:
+        """A standby that did take the chance may be handed over to once more."""
+        now = self._clock.reading()
+        if not self._yielded_to or (self._looked_at is not None and now.advance_since(self._looked_at) < self._lease):
+            return
+        self._looked_at = now
+        self._yielded_to -= {beat.beat for beat in self._alive() if beat.epoch}
 
     def _stand_by(self) -> None:
         """Lead no longer. The term is kept until a later leader is seen: what it knows is needed where the store loses it."""
         if self._told is not None:
             self._told = None
             self._changes.standing_by(self._elector.why)
+
+    @property
+    def _is_hindered(self) -> bool:
+        """Whether this beat could not lead, if nobody did."""
+        return bool(self._hindrance or self._elector.hindrance())
 
     def _presence(self, role: Literal["leader", "standby"], now: datetime) -> Presence:
         return Presence(
@@ -246,4 +342,9 @@ class Ticker:
             skew=round(self._elector.skew, 3),
             entries=len(self._agenda.entries),
             embedded=self._identity.embedded,
+            release=self._identity.release,
+            schema=SCHEMA_WRITTEN,
+            path=self.path.name if self.path is not None else "",
+            hindered=self._is_hindered,
+            epoch=self._told or 0,
         )

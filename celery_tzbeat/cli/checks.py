@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def check(obj: Any, strict: bool, as_json: bool) -> None:
     """Find what is wrong or doubtful before a beat starts: settings, entries, the store and its server.
 
+    Says by which path a beat would send, too: 'same server' where the broker is the store, 'claims' elsewhere.
+
     Errors are what stops a beat. A store that does not answer is a warning: a beat waits for it.
 
     \b
@@ -31,12 +33,14 @@ def check(obj: Any, strict: bool, as_json: bool) -> None:
     findings = tz.check()
     errors = sum(finding.severity == "error" for finding in findings)
     ok = not (findings if strict else errors)
+    settings = _settings(tz)
+    route = tz.route()
     if as_json:
         shown = [finding.to_dict() for finding in findings]
-        print_json({"ok": ok, "settings": _settings(tz), "findings": shown})
+        print_json({"ok": ok, "settings": settings, "path": route.to_dict(), "findings": shown})
     else:
-        print_pairs((name, _value_text(value)) for name, value in _settings(tz).items())
-        click.echo("")
+        print_pairs((name, _value_text(value)) for name, value in settings.items())
+        click.echo(f"\nsends by the path: {route.name or 'not known'} ({route.why})\n")
         print_findings(obj, findings)
         obj.echo(f"{errors} error(s), {len(findings) - errors} warning(s)")
     if not ok:

@@ -61,13 +61,15 @@ def leader(obj: Any, step_down: bool, as_json: bool) -> None:
         if beats:
             click.echo("")
             print_table(
-                ("beat", "role", "entries", "last tick", "clock", "why"),
+                ("beat", "role", "release", "entries", "path", "last tick", "clock", "why"),
                 [
                     (
                         beat.beat,
                         # a beat that ended keeps the role it had when it said so last: the lease knows better
                         "leader" if present is not None and beat.beat == present.holder else "standby",
+                        beat.release or "-",
                         beat.entries,
+                        beat.path or "-",
                         iso(beat.last_tick),
                         f"{beat.skew:+.3f} s",
                         beat.why,

@@ -222,7 +222,7 @@ class Elector:
     def _go_on(self, term: _Term) -> float:
         if self._stalled():
             self._term = None
-            self._why = self._hindrance()
+            self._why = self.hindrance()
             return POLL
         if why := self._objection(term.lease):
             return self._resign(term.lease, why)
@@ -239,9 +239,9 @@ class Elector:
         return self._hold(_Term(term.lease, asked), answer)
 
     def _stand_by(self) -> float:
-        if self._hindrance() or not self._measured:
+        if self.hindrance() or not self._measured:
             self._look()
-            if why := self._hindrance():
+            if why := self.hindrance():
                 self._why = why
                 return POLL
         asked = self._clock.reading()
@@ -264,7 +264,7 @@ class Elector:
         self._see(found.epoch)
         if found.holder not in ("", self.holder):
             self._abstains_since = None
-        elif found.holder == self.holder and self._hindrance() and not self._stalled():
+        elif found.holder == self.holder and self.hindrance() and not self._stalled():
             self._provider.resign(self.holder, found.epoch)
 
     def _hold(self, term: _Term, answer: Granted | Renewed) -> float:
@@ -293,7 +293,7 @@ class Elector:
 
     # Reasons not to lead.
 
-    def _hindrance(self) -> str:
+    def hindrance(self) -> str:
         """Return why this beat must not bid now; empty if it may."""
         if self._refusal:
             return self._refusal
@@ -305,17 +305,16 @@ class Elector:
                 f"this host's clock is {abs(self.skew):.0f} s {side} the server's, "
                 f"more than tzbeat_max_skew ({self._max_skew:g} s) allows"
             )
-        if self._abstains_since is not None:
-            if self._clock.reading().advance_since(self._abstains_since) < self._lease:
-                return "was asked to step down"
-            self._abstains_since = None
+        since = self._abstains_since
+        if since is not None and self._clock.reading().advance_since(since) < self._lease:
+            return "was asked to step down"
         return ""
 
     def _objection(self, lease: Lease) -> str:
         """Return why this beat must not lead under `lease`; empty if it may."""
         if lease.epoch < self._fence:
             return f"the store knows epoch {self._fence}, the lease is of epoch {lease.epoch}"
-        return self._hindrance()
+        return self.hindrance()
 
     def _stalled(self) -> bool:
         # A suspended host made no progress and could not: only time in which this process could run counts.

@@ -96,7 +96,12 @@ class RedisLeases:
         return Leader(holder.decode(), int(epoch), _milliseconds(remaining), from_micros(int(since)))
 
     def listen(self) -> RedisSubscription:
-        return RedisSubscription(lambda: self._client(self._timeout), self._wake)
+        return RedisSubscription(
+            lambda: self._client(self._timeout),
+            self._wake,
+            # Of a client that follows Sentinel: the master that it asked last.
+            master=lambda: getattr(self._elector.connection_pool, "master_address", None),
+        )
 
     def close(self) -> None:
         self._elector.close()
@@ -109,12 +114,17 @@ class RedisLeases:
 class RedisSubscription:
     """Pub/sub on the wake channel (a `Subscription`), with a connection of its own. For one thread.
 
-    The channel also carries what the store says to beats (`look`): it is heard as well.
+    The channel also carries what the store says to beats (`look`): it is heard as well. Subscribes anew where `master` has
+    changed: an old master that hangs, or is gone without a word, keeps the connection and says nothing.
     """
 
-    def __init__(self, connect: Callable[[], redis.Redis], channel: str) -> None:
+    def __init__(
+        self, connect: Callable[[], redis.Redis], channel: str, *, master: Callable[[], object] = lambda: None
+    ) -> None:
         self._connect = connect
         self._channel = channel
+        self._master = master
+        self._subscribed_at: object = None
         self._client: Any = None
         self._pubsub: Any = None
 
@@ -125,6 +135,8 @@ class RedisSubscription:
 
     def drain(self) -> bool:
         try:
+            if self._pubsub is not None and self._subscribed_at != self._master():
+                self.close()
             if self._pubsub is None:
                 self._subscribe()
                 return True  # what was said before went unheard
@@ -149,6 +161,7 @@ class RedisSubscription:
         self._client = self._connect()
         self._pubsub = self._client.pubsub()
         self._pubsub.subscribe(self._channel)
+        self._subscribed_at = self._master()
 
 
 def _call(client: redis.Redis, script: str, keys: tuple[str, ...], args: tuple[str | int, ...] = ()) -> Any:

@@ -7,7 +7,10 @@ worse than one that fails. Ours asks once, within a bound; whoever called decide
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qs, unquote, urlsplit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -21,6 +24,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_tzbeat.errors import InvalidConfiguration, StoreUnavailable
 
@@ -34,31 +38,169 @@ _CANNOT_SERVE = re.compile(
 #: Every error that a call may end with.
 CALL_ERRORS: tuple[type[Exception], ...] = (RedisError, OSError)
 
+#: What is served as a store, in words.
+SERVED = "redis://, rediss://, unix:// or sentinel://"
 
-def make_client(url: str, *, timeout: float, client_name: str = "") -> redis.Redis:
+#: Where a sentinel listens unless its address says otherwise.
+SENTINEL_PORT = 26379
+
+
+def make_client(
+    url: str, *, timeout: float, client_name: str = "", on_connect: Callable[[], None] | None = None
+) -> redis.Redis:
     """Return a client that connects at its first call and never retries by itself.
 
-    `timeout` bounds connecting and each reply, in seconds. Values come back as bytes. Raises InvalidConfiguration for a
-    scheme that is not served.
+    `timeout` bounds connecting and each reply, in seconds; asking all sentinels together takes no longer than asking one
+    server. Looking up a host's name is not bounded: that is the system's resolver. Values come back as bytes. `on_connect`
+    is called for each new connection to the server, and may raise RedisError to refuse it. Raises InvalidConfiguration for a
+    scheme that is not served, ValueError for a URL that cannot be read.
     """
     address = redis_url(url)
-    keepalive = (
-        {} if address.startswith("unix") else {"socket_keepalive": True}
-    )  # refused by redis-py for a socket file
-    return redis.Redis.from_url(
-        address,
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        **keepalive,
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
-        client_name=client_name or None,
-        decode_responses=False,
+    options: dict[str, Any] = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": never_again(),
+        "health_check_interval": 0,
+        "client_name": client_name or None,
+        "decode_responses": False,
+    }
+    if not address.startswith("unix"):  # refused by redis-py for a socket file
+        options["socket_keepalive"] = True
+    greeting = {"redis_connect_func": _greeting(on_connect)} if on_connect is not None else {}
+    if address.startswith("sentinel"):
+        return _client_of_the_master(SentinelUrl.read(address), options, greeting)
+    return redis.Redis.from_url(address, **options, **greeting)
+
+
+def _greeting(on_connect: Callable[[], None]) -> Callable[[Any], None]:
+    def greet(connection: Any) -> None:
+        connection.on_connect()  # what redis-py would do
+        on_connect()
+
+    return greet
+
+
+def never_again() -> Retry:
+    """Return redis-py's word for no retries; the default waits and retries for minutes."""
+    return Retry(NoBackoff(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """``sentinel://[user:password@]host[:port][,host[:port]…][/db]?master_name=…``: the master that these sentinels name.
+
+    kombu's list (``sentinel://one;sentinel://two/0``) is read, too: user, password and database are the first one's there.
+    User and password are the master's; a sentinel's own are ``sentinel_username`` and ``sentinel_password``.
+    """
+
+    sentinels: tuple[tuple[str, int], ...]
+    master: str
+    db: int
+    username: str | None
+    password: str | None
+    sentinel_username: str | None
+    sentinel_password: str | None
+    min_other_sentinels: int
+
+    @classmethod
+    def read(cls, url: str, options: Mapping[str, Any] | None = None) -> SentinelUrl:
+        """Return what a URL says, and kombu's transport options where it does not say. Raises ValueError."""
+        first, *others = (urlsplit(part) for part in url.split(";"))
+        foreign = sorted({part.scheme for part in others} - {"sentinel"})
+        if foreign:
+            raise ValueError(f"a list of sentinels holds {foreign[0]}://")
+        query = dict(parse_qsl(first.query, strict_parsing=bool(first.query)))
+        for name in query:
+            if name not in ("master_name", "sentinel_username", "sentinel_password", "min_other_sentinels"):
+                raise ValueError(f"{name} is not an option of sentinel://")
+        options = options or {}
+        own = options.get("sentinel_kwargs") or {}
+        db = first.path.strip("/") or "0"
+        if not db.isdecimal():
+            raise ValueError(f"the database {db!r} is not a number")
+        hosts = [host for part in (first, *others) for host in part.netloc.rpartition("@")[2].split(",")]
+        return cls(
+            sentinels=tuple(_host_and_port(host) for host in hosts),
+            master=str(query.get("master_name") or options.get("master_name") or ""),
+            db=int(db),
+            username=_unquoted(first.netloc.rpartition("@")[0].partition(":")[0]),
+            password=_unquoted(first.netloc.rpartition("@")[0].partition(":")[2]),
+            sentinel_username=query.get("sentinel_username") or own.get("username"),
+            sentinel_password=query.get("sentinel_password") or own.get("password"),
+            min_other_sentinels=int(query.get("min_other_sentinels") or options.get("min_other_sentinels") or 0),
+        )
+
+    def __str__(self) -> str:
+        """Return the URL as it is read back: all that is known in one text."""
+        user, password = quote(self.username or "", safe=""), quote(self.password or "", safe="")
+        login = f"{user}:{password}@" if password else f"{user}@" if user else ""
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.sentinels)
+        query = {
+            "master_name": self.master,
+            "sentinel_username": self.sentinel_username,
+            "sentinel_password": self.sentinel_password,
+            "min_other_sentinels": self.min_other_sentinels,
+        }
+        said = urlencode({name: value for name, value in query.items() if value})
+        return f"sentinel://{login}{hosts}/{self.db}{'?' if said else ''}{said}"
+
+    def same_master(self, other: SentinelUrl) -> bool:
+        """Return whether both ask the same sentinels for the same master, so that they follow one failover alike."""
+        return (self.master, set(self.sentinels), self.db) == (other.master, set(other.sentinels), other.db)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError("a sentinel has no host")
+    return parts.hostname, parts.port or SENTINEL_PORT
+
+
+def _unquoted(text: str) -> str | None:
+    return unquote(text) or None
+
+
+class _MasterPool(SentinelConnectionPool):
+    """Connections to whatever the sentinels call the master when each is made; those to the sentinels end with them."""
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        super().disconnect(inuse_connections)
+        if inuse_connections:
+            for sentinel in self.sentinel_manager.sentinels:
+                sentinel.connection_pool.disconnect()
+
+
+def _client_of_the_master(url: SentinelUrl, options: dict[str, Any], greeting: dict[str, Any]) -> redis.Redis:
+    if not url.master:
+        raise ValueError("sentinel:// needs the master's name: add ?master_name=…")
+    share = options["socket_timeout"] / len(url.sentinels)
+    manager = cast(Any, Sentinel)(  # redis-py gives it no types
+        url.sentinels,
+        min_other_sentinels=url.min_other_sentinels,
+        sentinel_kwargs={
+            **options,
+            "socket_timeout": share,
+            "socket_connect_timeout": share,
+            "retry": never_again(),
+            "decode_responses": True,  # redis-py compares the names that sentinels say with text
+            "username": url.sentinel_username,
+            "password": url.sentinel_password,
+        },
     )
+    client: redis.Redis = manager.master_for(
+        url.master,
+        connection_pool_class=_MasterPool,
+        **options,
+        **greeting,
+        db=url.db,
+        username=url.username,
+        password=url.password,
+    )
+    return client
 
 
 def redis_url(url: str) -> str:
-    """Return `url` in redis-py's spelling.
+    """Return `url` in redis-py's spelling; sentinel:// as `SentinelUrl` writes it.
 
     kombu writes a socket as ``redis+socket:///path?virtual_host=0``, and ``ssl_cert_reqs=CERT_REQUIRED``.
     """
@@ -69,17 +211,16 @@ def redis_url(url: str) -> str:
         parts = urlsplit(url)
         db = parse_qs(parts.query).get("virtual_host", ["0"])[0]
         return f"unix://{unquote(parts.path)}?db={db}"
+    if scheme == "sentinel":
+        return str(SentinelUrl.read(url))
     raise InvalidConfiguration(
-        [
-            f"tzbeat_url {hide_password(url)!r}: the scheme {scheme!r} is not served as a store yet; "
-            "use redis://, rediss:// or unix://"
-        ]
+        [f"tzbeat_url {hide_password(url)!r}: the scheme {scheme!r} is not served as a store yet; use {SERVED}"]
     )
 
 
 def hide_password(url: str) -> str:
     """Return `url` fit for a log: no password."""
-    url = re.sub(r"(://[^:@/?]*):[^?]*@", r"\1:**@", url)  # up to the last @: a password may hold one, or a slash
+    url = re.sub(r"(://[^:@/?;]*):[^?;]*@", r"\1:**@", url)  # up to the last @: a password may hold one, or a slash
     return re.sub(r"(?<=[?&])(\w*password)=[^&;]*", r"\1=**", url)
 
 

@@ -56,6 +56,7 @@ CATALOGUE: tuple[KeyKind, ...] = (
     KeyKind("dead", "hash", "permanent", "key -> dead letter, until it is replayed or discarded"),
     KeyKind("beats", "zset", "permanent", "beats by when they were last seen (store time)"),
     KeyKind("beat:<id>", "string", "15 leases", "a beat's presence"),
+    KeyKind("entries:<fingerprint>", "hash", "15 leases", "entry -> short hash, of the beats with this fingerprint"),
     KeyKind("audit", "stream", "permanent", "audit records, at most tzbeat_audit_max"),
 )
 
@@ -81,6 +82,9 @@ class Keys:
 
     def beat(self, beat: str) -> str:
         return self(f"beat:{beat}")
+
+    def entries_of(self, fingerprint: str) -> str:
+        return self(f"entries:{fingerprint}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,17 @@ BATCH = 100
 SCHEMA_WRITTEN = 1
 SCHEMA_NEEDS = 1
 
+
+def needs_newer(needs: int) -> str:
+    """Return why a beat of this release must not lead where the store needs schema `needs`; empty where it may."""
+    if needs <= SCHEMA_WRITTEN:
+        return ""
+    return (
+        f"the store needs schema {needs}, this release writes {SCHEMA_WRITTEN}: "
+        "upgrade celery_tzbeat on this host; until then this beat stands by"
+    )
+
+
 State = Literal["sent", "dead", "withdrawn", "lost", "missed", "coalesced", "skipped"]
 
 
@@ -80,17 +91,25 @@ class Claim:
     """The recorded right to dispatch one occurrence over a broker that is not the store: the payload is kept."""
 
     occurrence: Occurrence
+    bucket: Bucket
     cursor: Cursor
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class OpenOccurrence:
-    """An unsettled occurrence as it stands in the ledger."""
+class Claimed:
+    """An occurrence that was claimed, and the place of its done mark: what it takes to settle it."""
 
-    key: str
-    entry: str
-    nominal: datetime
+    occurrence: Occurrence
+    bucket: Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOccurrence:
+    """An unsettled occurrence as it stands in the ledger: it needs no entry's definition to be moved on."""
+
+    occurrence: Occurrence
+    bucket: Bucket
     state: str
     epoch: int
     dispatch: int
@@ -114,6 +133,8 @@ class View:
     time: datetime
     fresh: bool  # there is no `schema`: the store is new, or was wiped
     epoch: int  # of the leader in office, 0 where there was none
+    entries_known: bool  # the entries of this beat's fingerprint stand in the store
+    needs: int = 0  # the least schema that a beat has to write to lead here
 
 
 class Store(Protocol):
@@ -122,8 +143,17 @@ class Store(Protocol):
     def attend(self, presence: Presence) -> View:
         """Say that this beat lives; return what the store shows."""
 
-    def take_office(self, epoch: int, holder: str = "") -> Office | None:
+    def tell_entries(self, fingerprint: str, entries: Mapping[str, str]) -> None:
+        """Say which entries a fingerprint stands for: their short hashes by name. Forgotten with the beats that attend."""
+
+    def entries_of(self, fingerprint: str) -> Mapping[str, str]:
+        """Return the entries that a fingerprint stands for; empty where no beat told."""
+
+    def take_office(self, epoch: int, holder: str = "", *, oldest_schema: int = SCHEMA_WRITTEN) -> Office | None:
         """Raise the fence to `epoch` and return what was decided so far; None where a later leader is in office.
+
+        `oldest_schema` is the oldest that a live beat writes: what the store needs is not raised above it, so that no live
+        beat is locked out.
 
         Raises StoreUnreadable where the store needs a newer release.
         """
@@ -133,6 +163,9 @@ class Store(Protocol):
 
     def place(self, cursors: Mapping[str, Cursor], *, epoch: int) -> Verdict:
         """Set cursors that no occurrence moves: of new, changed and unlisted entries. Never moves one back."""
+
+    def repair(self, cursors: Mapping[str, Cursor], *, epoch: int) -> Verdict:
+        """Set cursors back that stand ahead of the store's clock. Done marks keep what was sent from being sent again."""
 
     def forget(self, entries: Sequence[str], *, epoch: int) -> Verdict:
         """Drop what is kept of entries that have been unlisted for too long."""
@@ -146,17 +179,17 @@ class Store(Protocol):
     def bury(self, burial: Burial, *, epoch: int) -> Answer:
         """Settle an occurrence as dead, with a dead letter (line 5)."""
 
-    def claim(self, claim: Claim, bucket: Bucket, *, epoch: int) -> Answer:
-        """Record the right to publish one occurrence over another broker (line 2)."""
+    def claim(self, claims: Sequence[Claim], *, epoch: int) -> list[Answer]:
+        """Record the right to publish at most BATCH occurrences over another broker (line 2)."""
 
-    def confirm(self, occurrence: Occurrence, bucket: Bucket, *, epoch: int) -> Answer:
-        """Record that a claimed occurrence was published; untracked, it is settled as `sent` (line 9)."""
+    def confirm(self, claimed: Sequence[Claimed], *, epoch: int) -> list[Answer]:
+        """Record that at most BATCH claimed occurrences were published; untracked, they are settled as `sent` (line 9)."""
 
     def reclaim(self, occurrence: Occurrence, *, epoch: int) -> OpenOccurrence | None:
         """Take over an earlier leader's open claim, to send it again (line 11); None where there is none to take."""
 
-    def settle(self, occurrence: Occurrence, bucket: Bucket, state: State, reason: str, *, epoch: int) -> Answer:
-        """Settle an open claim without a message: withdrawn (line 29), dead, lost … (lines 10, 14)."""
+    def settle(self, claimed: Claimed, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
+        """Settle an open claim without a message: withdrawn (line 29), dead with a letter, lost … (lines 10, 14)."""
 
     def open_occurrences(self) -> list[OpenOccurrence]:
         """Return the unsettled occurrences, the most urgent first."""

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import ConnectionError, NoScriptError
 
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import MICROSECOND, AuditRecord, Cursor, Occurrence, Presence, Unrun, from_micros, micros
@@ -19,11 +19,13 @@ from celery_tzbeat.model import MICROSECOND, AuditRecord, Cursor, Occurrence, Pr
 from .client import CALL_ERRORS, cannot_serve, make_client, unavailable
 from .keys import Bucket, Keys
 from .protocol import (
+    BATCH,
     SCHEMA_NEEDS,
     SCHEMA_WRITTEN,
     Answer,
     Burial,
     Claim,
+    Claimed,
     Command,
     Dispatch,
     Office,
@@ -31,6 +33,7 @@ from .protocol import (
     State,
     Verdict,
     View,
+    needs_newer,
 )
 
 Word = str | bytes | int
@@ -46,6 +49,7 @@ _ALONE = frozenset({"attend", "probe"})
 class RedisStore:
     """See `protocol.Store` for what each call means.
 
+    With `tells_reconnection` a call whose connection was closed meanwhile raises StoreUnavailable, and the next one connects.
     `timeout` bounds each call in seconds; nothing is retried here. One thread at a time: each thread has its own store.
     """
 
@@ -59,9 +63,16 @@ class RedisStore:
         max_skew: timedelta,
         audit_max: int,
         presence: timedelta,
+        tells_reconnection: bool = False,
     ) -> None:
         self.keys = Keys(namespace)
-        self._client = make_client(url, timeout=timeout, client_name="tzbeat-store")
+        self._client = make_client(
+            url,
+            timeout=timeout,
+            client_name="tzbeat-store",
+            on_connect=self._refuse_silent_reconnection if tells_reconnection else None,
+        )
+        self._connected = False  # as far as the last call told
         self._max_skew = max_skew // MICROSECOND
         self._audit_max = audit_max
         self._retention = _millis(retention)
@@ -69,16 +80,14 @@ class RedisStore:
 
     # ---- the leader's scripts
 
-    def take_office(self, epoch: int, holder: str = "") -> Office | None:
-        reply = self._lead("take_office", epoch, args=(SCHEMA_WRITTEN, SCHEMA_WRITTEN, SCHEMA_NEEDS, holder))
+    def take_office(self, epoch: int, holder: str = "", *, oldest_schema: int = SCHEMA_WRITTEN) -> Office | None:
+        needs = min(SCHEMA_NEEDS, oldest_schema)
+        reply = self._lead("take_office", epoch, args=(SCHEMA_WRITTEN, SCHEMA_WRITTEN, needs, holder))
         verdict = reply[0].decode()
         if verdict == "STALE":
             return None
         if verdict == "NEEDS":
-            raise StoreUnreadable(
-                f"the store of namespace {self.keys.namespace!r} needs schema {reply[1].decode()}, this release writes "
-                f"{SCHEMA_WRITTEN}: upgrade celery_tzbeat on this host; until then this beat stands by"
-            )
+            raise StoreUnreadable(needs_newer(int(reply[1])))
         cursors, unreadable = _read_cursors(zip(reply[3::2], reply[4::2], strict=True))
         return Office(
             time=from_micros(int(reply[1])),
@@ -98,15 +107,10 @@ class RedisStore:
         return verdict
 
     def place(self, cursors: Mapping[str, Cursor], *, epoch: int) -> Verdict:
-        verdict = Verdict.DONE
-        items = list(cursors.items())
-        for start in range(0, len(items), CURSORS_PER_SCRIPT):
-            part = items[start : start + CURSORS_PER_SCRIPT]
-            reply = self._lead("place", epoch, args=(len(part), *_flat_cursors(part)))
-            verdict = Verdict(reply.decode())
-            if verdict is not Verdict.DONE:
-                return verdict
-        return verdict
+        return self._in_parts("place", cursors, epoch)
+
+    def repair(self, cursors: Mapping[str, Cursor], *, epoch: int) -> Verdict:
+        return self._in_parts("repair", cursors, epoch)
 
     def forget(self, entries: Sequence[str], *, epoch: int) -> Verdict:
         return Verdict(self._lead("forget", epoch, args=(len(entries), *entries)).decode())
@@ -168,31 +172,32 @@ class RedisStore:
 
     # ---- claims: other brokers
 
-    def claim(self, claim: Claim, bucket: Bucket, *, epoch: int) -> Answer:
-        occurrence = claim.occurrence
-        reply = self._lead(
-            "claim",
-            epoch,
-            keys=self._open_keys(occurrence, bucket),
-            args=(
+    def claim(self, claims: Sequence[Claim], *, epoch: int) -> list[Answer]:
+        keys: list[Word] = [self.keys("open")]
+        args: list[Word] = [len(claims)]
+        for claim in claims:
+            occurrence, bucket = claim.occurrence, claim.bucket
+            keys += self._claim_keys(occurrence, bucket)
+            args += (
                 occurrence.key,
                 occurrence.entry,
                 micros(occurrence.nominal),
                 claim.cursor.to_text(),
                 claim.payload,
+                bucket.number,
                 bucket.field,
-            ),
-        )
-        return Answer(Verdict(reply.decode()))
+                "misfire" if occurrence.late else "",
+            )
+        return _answers(self._lead("claim", epoch, keys=keys, args=args))
 
-    def confirm(self, occurrence: Occurrence, bucket: Bucket, *, epoch: int) -> Answer:
-        reply = self._lead(
-            "confirm",
-            epoch,
-            keys=self._open_keys(occurrence, bucket),
-            args=(occurrence.key, occurrence.entry, micros(occurrence.nominal), bucket.field),
-        )
-        return Answer(Verdict(reply.decode()))
+    def confirm(self, claimed: Sequence[Claimed], *, epoch: int) -> list[Answer]:
+        keys: list[Word] = [self.keys("open")]
+        args: list[Word] = [len(claimed)]
+        for item in claimed:
+            occurrence = item.occurrence
+            keys += self._claim_keys(occurrence, item.bucket)
+            args += (occurrence.key, occurrence.entry, micros(occurrence.nominal), item.bucket.field)
+        return _answers(self._lead("confirm", epoch, keys=keys, args=args))
 
     def reclaim(self, occurrence: Occurrence, *, epoch: int) -> OpenOccurrence | None:
         reply = self._lead(
@@ -203,43 +208,43 @@ class RedisStore:
         )
         if reply[0] != b"DONE":
             return None
+        _, dispatch, payload, number, field = reply
         return OpenOccurrence(
-            key=occurrence.key,
-            entry=occurrence.entry,
-            nominal=occurrence.nominal,
-            state="claimed",
-            epoch=epoch,
-            dispatch=int(reply[1]),
-            payload=reply[2],
+            occurrence, Bucket(int(number), int(field)), "claimed", epoch, int(dispatch), bytes(payload)
         )
 
-    def settle(self, occurrence: Occurrence, bucket: Bucket, state: State, reason: str, *, epoch: int) -> Answer:
+    def settle(self, claimed: Claimed, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
+        occurrence = claimed.occurrence
+        record, of_entry, done = self._claim_keys(occurrence, claimed.bucket)
         reply = self._lead(
             "settle",
             epoch,
-            keys=self._open_keys(occurrence, bucket),
+            keys=(record, self.keys("open"), of_entry, done, self.keys("dead")),
             args=(
                 occurrence.key,
                 occurrence.entry,
                 micros(occurrence.nominal),
-                bucket.field,
+                claimed.bucket.field,
                 state,
                 reason,
+                letter,
             ),
         )
         return Answer(Verdict(reply.decode()))
 
     def open_occurrences(self) -> list[OpenOccurrence]:
         keys = [key.decode() for key in self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))]
+        records: list[dict[bytes, bytes]] = []
+        for start in range(0, len(keys), BATCH):
+            records += self._ask(lambda c, part=keys[start : start + BATCH]: self._records(c, part))
         found = []
-        for key in keys:
-            record = self._ask(lambda c, key=key: c.hgetall(self.keys.occurrence(key)))
+        for record in records:
             if record:  # it may have been settled since the list was read
+                late = record[b"detail"] == b"misfire"
                 found.append(
                     OpenOccurrence(
-                        key=key,
-                        entry=record[b"entry"].decode(),
-                        nominal=from_micros(int(record[b"nominal"])),
+                        Occurrence(record[b"entry"].decode(), from_micros(int(record[b"nominal"])), late),
+                        Bucket(int(record[b"number"]), int(record[b"field"])),
                         state=record[b"state"].decode(),
                         epoch=int(record[b"epoch"]),
                         dispatch=int(record[b"dispatch"]),
@@ -247,6 +252,12 @@ class RedisStore:
                     )
                 )
         return found
+
+    def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
+        with client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hgetall(self.keys.occurrence(key))
+            return list(pipe.execute())
 
     # ---- any beat
 
@@ -258,13 +269,52 @@ class RedisStore:
                 self.keys("schema"),
                 self.keys("beats"),
                 self.keys.beat(presence.beat),
+                self.keys.entries_of(presence.fingerprint),
             ),
             (presence.beat, presence.to_json(), self._presence),
         )
-        return View(time=from_micros(int(reply[0])), fresh=reply[1] == b"1", epoch=int(reply[2]))
+        time, fresh, epoch, known, needs = reply
+        return View(
+            from_micros(int(time)),
+            fresh=fresh == b"1",
+            epoch=int(epoch),
+            entries_known=known == b"1",
+            needs=int(needs),
+        )
+
+    def tell_entries(self, fingerprint: str, entries: Mapping[str, str]) -> None:
+        key, items = self.keys.entries_of(fingerprint), list(entries.items())
+
+        def tell(client: redis.Redis) -> None:
+            with client.pipeline(transaction=True) as pipe:
+                pipe.delete(key)
+                for start in range(0, len(items), 1000):
+                    pipe.hset(key, mapping=dict(items[start : start + 1000]))
+                pipe.pexpire(key, self._presence)
+                pipe.execute()
+
+        if items:
+            self._ask(tell)
+
+    def entries_of(self, fingerprint: str) -> Mapping[str, str]:
+        found = self._ask(lambda c: c.hgetall(self.keys.entries_of(fingerprint)))
+        return {name.decode(): value.decode() for name, value in found.items()}
 
     def probe(self, command: Command) -> None:
-        self._run("probe", (self.keys("epoch"), command.keys[0]), (command.name, *command.args))
+        self._run("probe", (self.keys("epoch"), *command.keys), (command.name, *command.args))
+
+    def lineage(self) -> str:
+        """Return what is another text when the store may have lost its last writes: another process or master answers.
+
+        Empty where the server does not tell, or the store has lost everything (`View.fresh`).
+        """
+        if not self._ask(lambda c: c.exists(self.keys("schema"))):
+            return ""
+        try:
+            server, replication = (self._ask(lambda c, part=part: c.info(part)) for part in ("server", "replication"))
+        except StoreUnreadable:  # the user may not ask
+            return ""
+        return f"{server.get('run_id')} {replication.get('master_replid')}"
 
     # ---- reading, for operators
 
@@ -288,11 +338,7 @@ class RedisStore:
         if not names:
             return []
         texts = self._ask(lambda c: c.mget([self.keys.beat(name) for name in names]))
-        beats = []
-        for text in texts:
-            with suppress(ValueError, KeyError, TypeError):  # written by somebody else, or by another release
-                beats += [Presence.from_json(text)] if text else []
-        return beats
+        return [presence for text in texts if text and (presence := _read_presence(text)) is not None]
 
     def dead_letters(self) -> Mapping[str, str]:
         letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
@@ -308,17 +354,27 @@ class RedisStore:
 
     def close(self) -> None:
         """Drop the connections; the next call connects anew."""
+        self._connected = False
         self._client.close()
 
     # ---- calling
 
-    def _open_keys(self, occurrence: Occurrence, bucket: Bucket) -> tuple[str, ...]:
+    def _claim_keys(self, occurrence: Occurrence, bucket: Bucket) -> tuple[str, str, str]:
         return (
             self.keys.occurrence(occurrence.key),
-            self.keys("open"),
             self.keys.open_of(occurrence.entry),
             self.keys.done(occurrence.entry, bucket.number),
         )
+
+    def _in_parts(self, script: str, cursors: Mapping[str, Cursor], epoch: int) -> Verdict:
+        """Run a leader's script over cursors, some at a time; return the first verdict that is not DONE."""
+        items = list(cursors.items())
+        for start in range(0, len(items), CURSORS_PER_SCRIPT):
+            part = items[start : start + CURSORS_PER_SCRIPT]
+            verdict = Verdict(self._lead(script, epoch, args=(len(part), *_flat_cursors(part))).decode())
+            if verdict is not Verdict.DONE:
+                return verdict
+        return Verdict.DONE
 
     def _lead(self, script: str, epoch: int, *, keys: Iterable[Word] = (), args: Iterable[Word] = ()) -> Any:
         """Run a leader's script: the keys and arguments of `prelude.lua` come first."""
@@ -338,10 +394,23 @@ class RedisStore:
 
     def _ask(self, call: Any) -> Any:
         try:
-            return call(self._client)
+            answer = call(self._client)
         except CALL_ERRORS as exc:
             down = unavailable(self._client, exc)
+            self._connected = down is None
             raise down or StoreUnreadable(f"the store answered with an error: {exc}") from exc
+        self._connected = True
+        return answer
+
+    def _refuse_silent_reconnection(self) -> None:
+        """Fail the call that finds its connection closed: redis-py would make another, and tell nobody.
+
+        It may lead to another master, which lacks what was written last. Who called must know before anything is written
+        there (`lineage`).
+        """
+        if self._connected:
+            self._connected = False
+            raise ConnectionError("the server closed the connection")
 
 
 @cache
@@ -378,6 +447,14 @@ def _read_cursors(items: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, Curso
         except (ValueError, OverflowError):
             unreadable.append(entry.decode(errors="replace"))
     return cursors, tuple(unreadable)
+
+
+def _read_presence(text: bytes) -> Presence | None:
+    """Return what a beat says of itself; None for what a much newer release may say: it must end no older beat."""
+    try:
+        return Presence.from_json(text)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _audit_record(id_: str, fields: Mapping[bytes, bytes]) -> AuditRecord:

@@ -222,7 +222,7 @@ class LocalServer:
             *("--repl-diskless-sync-delay", "0", "--daemonize", "no"),
         ]
         if self._replica_of is not None:
-            options += ["--replicaof", f"127.0.0.1 {self._replica_of.port}"]
+            options += ["--replicaof", "127.0.0.1", str(self._replica_of.port)]  # Redis 6.2 reads no two in one
         return [*options, *self._args]
 
     def _answers(self, port: int) -> bool:

@@ -20,6 +20,7 @@ from celery_tzbeat.store.protocol import (
     Answer,
     Burial,
     Claim,
+    Claimed,
     Command,
     Dispatch,
     Office,
@@ -27,6 +28,7 @@ from celery_tzbeat.store.protocol import (
     State,
     Verdict,
     View,
+    needs_newer,
 )
 
 
@@ -46,6 +48,7 @@ class _Data:
     open: dict[str, OpenOccurrence] = field(default_factory=dict)
     dead: dict[str, str] = field(default_factory=dict)
     beats: dict[str, tuple[datetime, Presence]] = field(default_factory=dict)
+    entries: dict[str, dict[str, str]] = field(default_factory=dict)
     audit: list[AuditRecord] = field(default_factory=list)
     queues: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
 
@@ -83,15 +86,15 @@ class MemoryStore:
 
     # ---- the leader's transitions
 
-    def take_office(self, epoch: int, holder: str = "") -> Office | None:
+    def take_office(self, epoch: int, holder: str = "", *, oldest_schema: int = SCHEMA_WRITTEN) -> Office | None:
         data = self._data
         if data.fence > epoch:
             return None
-        if (data.needs or 0) > SCHEMA_WRITTEN:
-            raise StoreUnreadable(f"the store needs schema {data.needs}, this release writes {SCHEMA_WRITTEN}")
+        if why := needs_newer(data.needs or 0):
+            raise StoreUnreadable(why)
         fresh = data.needs is None
         raised, data.fence = data.fence < epoch, epoch
-        data.needs = data.needs or SCHEMA_NEEDS
+        data.needs = max(data.needs or 0, min(SCHEMA_NEEDS, oldest_schema))
         if raised:
             self._note("office", "", None, None, 0, epoch, holder)
         return Office(time=self._clock.now(), fresh=fresh, cursors=dict(data.cursors), unreadable=())
@@ -122,6 +125,17 @@ class MemoryStore:
             return Verdict.DONE
 
         return self._refused(epoch) or put()
+
+    def repair(self, cursors: Mapping[str, Cursor], *, epoch: int) -> Verdict:
+        def set_back() -> Verdict:
+            for entry, cursor in cursors.items():
+                at = self._data.cursors.get(entry)
+                if at is not None and at.nominal > self._clock.now() + self._max_skew:
+                    self._data.cursors[entry] = cursor
+                    self._note("repaired", entry, at.nominal, None, 0, epoch, "the cursor was ahead of the store")
+            return Verdict.DONE
+
+        return self._refused(epoch) or set_back()
 
     def forget(self, entries: Sequence[str], *, epoch: int) -> Verdict:
         def drop() -> Verdict:
@@ -179,25 +193,32 @@ class MemoryStore:
 
     # ---- claims: other brokers
 
-    def claim(self, claim: Claim, bucket: Bucket, *, epoch: int) -> Answer:
-        occurrence = claim.occurrence
-        verdict = self._refused(epoch) or self._undecidable(occurrence.entry, occurrence.nominal)
-        if verdict is None and (occurrence.key in self._data.open or (occurrence.entry, bucket) in self._data.done):
-            verdict = Verdict.DECIDED
-        if verdict is None:
-            verdict = Verdict.DONE
-            self._data.open[occurrence.key] = OpenOccurrence(
-                occurrence.key, occurrence.entry, occurrence.nominal, "claimed", epoch, 1, claim.payload
-            )
-            self._data.cursors[occurrence.entry] = claim.cursor
-            self._note("claimed", occurrence.entry, occurrence.nominal, occurrence.nominal, 1, epoch, "")
-        return Answer(verdict)
+    def claim(self, claims: Sequence[Claim], *, epoch: int) -> list[Answer]:
+        if refusal := self._refused(epoch):
+            return [Answer(refusal)] * len(claims)
+        self._data.fence = epoch
+        return [Answer(self._claim(claim, epoch)) for claim in claims]
 
-    def confirm(self, occurrence: Occurrence, bucket: Bucket, *, epoch: int) -> Answer:
-        return self._end_claim(occurrence, bucket, "sent", "", epoch)
+    def _claim(self, claim: Claim, epoch: int) -> Verdict:
+        occurrence, bucket = claim.occurrence, claim.bucket
+        if verdict := self._undecidable(occurrence.entry, occurrence.nominal):
+            return verdict
+        self._data.cursors[occurrence.entry] = claim.cursor
+        if occurrence.key in self._data.open or (occurrence.entry, bucket) in self._data.done:
+            return Verdict.DECIDED
+        self._data.open[occurrence.key] = OpenOccurrence(occurrence, bucket, "claimed", epoch, 1, claim.payload)
+        detail = "misfire" if occurrence.late else ""
+        self._note("claimed", occurrence.entry, occurrence.nominal, occurrence.nominal, 1, epoch, detail)
+        return Verdict.DONE
 
-    def settle(self, occurrence: Occurrence, bucket: Bucket, state: State, reason: str, *, epoch: int) -> Answer:
-        return self._end_claim(occurrence, bucket, state, reason, epoch)
+    def confirm(self, claimed: Sequence[Claimed], *, epoch: int) -> list[Answer]:
+        return [self._end_claim(item, "sent", "misfire" if item.occurrence.late else "", epoch) for item in claimed]
+
+    def settle(self, claimed: Claimed, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
+        answer = self._end_claim(claimed, state, reason, epoch)
+        if letter and answer.verdict is Verdict.DONE:
+            self._data.dead[claimed.occurrence.key] = letter
+        return answer
 
     def reclaim(self, occurrence: Occurrence, *, epoch: int) -> OpenOccurrence | None:
         found = self._data.open.get(occurrence.key)
@@ -215,7 +236,15 @@ class MemoryStore:
     def attend(self, presence: Presence) -> View:
         now = self._clock.now()
         self._data.beats[presence.beat] = (now, presence)
-        return View(time=now, fresh=self._data.needs is None, epoch=self._data.fence)
+        known = presence.fingerprint in self._data.entries
+        needs = self._data.needs
+        return View(now, fresh=needs is None, epoch=self._data.fence, entries_known=known, needs=needs or 0)
+
+    def tell_entries(self, fingerprint: str, entries: Mapping[str, str]) -> None:
+        self._data.entries[fingerprint] = dict(entries)
+
+    def entries_of(self, fingerprint: str) -> Mapping[str, str]:
+        return self._data.entries.get(fingerprint, {})
 
     def probe(self, command: Command) -> None:
         self._run(command)
@@ -254,13 +283,13 @@ class MemoryStore:
         at = self._data.cursors.get(entry)
         return Verdict.DECIDED if at is not None and at.nominal >= nominal else None
 
-    def _end_claim(self, occurrence: Occurrence, bucket: Bucket, state: State, reason: str, epoch: int) -> Answer:
+    def _end_claim(self, claimed: Claimed, state: str, reason: str, epoch: int) -> Answer:
         if refusal := self._refused(epoch):
             return Answer(refusal)
-        found = self._data.open.pop(occurrence.key, None)
+        found = self._data.open.pop(claimed.occurrence.key, None)
         if found is None:
             return Answer(Verdict.DECIDED)
-        self._settled(occurrence, bucket, state, found.dispatch, epoch, reason)
+        self._settled(claimed.occurrence, claimed.bucket, state, found.dispatch, epoch, reason)
         return Answer(Verdict.DONE)
 
     def _settled(

@@ -19,6 +19,7 @@ from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.model import from_micros
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.leases import MemoryLeases
+from celery_tzbeat.testing.processes import wait_until
 from celery_tzbeat.testing.server import LocalServer
 
 LEASE = timedelta(seconds=10)
@@ -447,7 +448,7 @@ def test_a_subscription_survives_a_restart_of_the_server() -> None:
         assert subscription.drain()  # made anew, something may have been missed
         drain_for(0.05, subscription.drain)
         leases.resign("a", granted(leases.acquire("a", floor=0)))
-        assert subscription.drain()
+        wait_until(subscription.drain, 5, "the resignation to be heard")
         subscription.close()
         leases.close()
 

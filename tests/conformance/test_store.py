@@ -13,7 +13,17 @@ import redis
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Cursor, Occurrence, Presence, Unrun
 from celery_tzbeat.store.keys import CATALOGUE, Bucket
-from celery_tzbeat.store.protocol import Answer, Burial, Claim, Command, Dispatch, Verdict
+from celery_tzbeat.store.protocol import (
+    BATCH,
+    Answer,
+    Burial,
+    Claim,
+    Claimed,
+    Command,
+    Dispatch,
+    OpenOccurrence,
+    Verdict,
+)
 from celery_tzbeat.store.redis import RedisStore
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
@@ -83,6 +93,14 @@ def unrun(event: Any, entry: str, first: datetime, last: datetime, count: int) -
     return Unrun(event, entry, first, last, count, "for a test", cursor(last))
 
 
+def claim(entry: str, nominal: datetime, payload: bytes = b"payload", *, late: bool = False) -> Claim:
+    return Claim(Occurrence(entry, nominal, late), Bucket.of(nominal, SECOND), cursor(nominal), payload)
+
+
+def claimed(entry: str, nominal: datetime, *, late: bool = False) -> Claimed:
+    return Claimed(Occurrence(entry, nominal, late), Bucket.of(nominal, SECOND))
+
+
 def verdicts(answers: list[Answer]) -> list[Verdict]:
     return [answer.verdict for answer in answers]
 
@@ -139,9 +157,10 @@ def every_transition(ledger: Ledger, epoch: int) -> dict[str, list[Verdict]]:
         "bury": verdicts([store.bury(Burial(Occurrence("b", now), cursor(now), bucket, "build", "{}"), epoch=epoch)]),
         "place": [store.place({"p": cursor(now)}, epoch=epoch)],
         "forget": [store.forget(["p"], epoch=epoch)],
-        "claim": verdicts([store.claim(Claim(one, cursor(now), b"payload"), bucket, epoch=epoch)]),
-        "confirm": verdicts([store.confirm(one, bucket, epoch=epoch)]),
-        "settle": verdicts([store.settle(one, bucket, "withdrawn", "deleted", epoch=epoch)]),
+        "claim": verdicts(store.claim([claim("claimed", now), claim("another", now)], epoch=epoch)),
+        "confirm": verdicts(store.confirm([Claimed(one, bucket), claimed("another", now)], epoch=epoch)),
+        "settle": verdicts([store.settle(Claimed(one, bucket), "dead", "unroutable", epoch=epoch, letter="{}")]),
+        "repair": [store.repair({"a": cursor(now)}, epoch=epoch)],
     }
 
 
@@ -154,6 +173,8 @@ def test_no_transition_of_an_earlier_leader_does_anything(ledger: Ledger) -> Non
     assert ledger.store.reclaim(Occurrence("claimed", ledger.now), epoch=1) is None
     assert ledger.pushed() == []
     assert ledger.store.cursors() == {}
+    assert ledger.store.open_occurrences() == []
+    assert ledger.store.dead_letters() == {}
     assert events(ledger) == before
 
 
@@ -236,8 +257,10 @@ def test_a_nominal_too_far_ahead_of_the_stores_clock_is_refused_by_each_script(l
     ]
     assert verdicts(ledger.store.record_unrun([unrun("missed", "a", ledger.now, ahead, 9)], epoch=1)) == [Verdict.EARLY]
     assert ledger.store.bury(Burial(one, cursor(ahead), bucket, "build", "{}"), epoch=1).verdict is (Verdict.EARLY)
-    assert ledger.store.claim(Claim(one, cursor(ahead), b"p"), bucket, epoch=1).verdict is Verdict.EARLY
+    claims = [claim("a", ahead), claim("c", ledger.now + timedelta(seconds=290))]
+    assert verdicts(ledger.store.claim(claims, epoch=1)) == [Verdict.EARLY, Verdict.DONE]
     assert "a" not in ledger.store.cursors()
+    assert [found.occurrence.entry for found in ledger.store.open_occurrences()] == ["c"]
 
 
 def test_an_occurrence_of_several_messages_goes_out_whole(ledger: Ledger) -> None:
@@ -331,71 +354,172 @@ def test_forgotten_entries_leave_nothing(ledger: Ledger) -> None:
     assert events(ledger).count(("forgotten", "a")) == 1
 
 
-# ---- lines 2, 9, 10, 11, 14, 29: claims (no beat uses them yet)
-
-
-def claim(ledger: Ledger, epoch: int = 1) -> tuple[Occurrence, Bucket, Verdict]:
-    one, bucket = Occurrence("a", ledger.now), Bucket.of(ledger.now, SECOND)
-    answer = ledger.store.claim(Claim(one, cursor(ledger.now), b"payload"), bucket, epoch=epoch)
-    return one, bucket, answer.verdict
+# ---- lines 2, 9, 10, 11, 14, 29: claims
 
 
 def test_a_claim_is_open_until_it_is_confirmed(ledger: Ledger) -> None:
     ledger.store.take_office(1)
-    one, bucket, verdict = claim(ledger)
-    assert verdict is Verdict.DONE
-    (found,) = ledger.store.open_occurrences()
-    assert (found.key, found.entry, found.nominal, found.state, found.payload) == (
-        one.key,
-        "a",
-        ledger.now,
-        "claimed",
-        b"payload",
-    )
-    assert ledger.store.confirm(one, bucket, epoch=1).verdict is Verdict.DONE
+    assert verdicts(ledger.store.claim([claim("a", ledger.now)], epoch=1)) == [Verdict.DONE]
+    assert ledger.store.cursors()["a"] == cursor(ledger.now)
+    assert ledger.store.open_occurrences() == [
+        OpenOccurrence(
+            Occurrence("a", ledger.now),
+            Bucket.of(ledger.now, SECOND),
+            "claimed",
+            epoch=1,
+            dispatch=1,
+            payload=b"payload",
+        )
+    ]
+    assert "a" not in ledger.store.last()
+    assert verdicts(ledger.store.confirm([claimed("a", ledger.now)], epoch=1)) == [Verdict.DONE]
     assert ledger.store.open_occurrences() == []
     assert ledger.store.last()["a"][1] == "sent"
+    assert events(ledger)[-2:] == [("claimed", "a"), ("sent", "a")]
+    assert ledger.pushed() == []
+
+
+def test_a_payload_is_kept_byte_for_byte_and_a_misfire_stays_one(ledger: Ledger) -> None:
+    payload = bytes(range(256)) * 40
+    ledger.store.take_office(1)
+    ledger.store.claim([claim("a", ledger.now, payload, late=True)], epoch=1)
+    (found,) = ledger.store.open_occurrences()
+    assert (found.payload, found.occurrence.late) == (payload, True)
+    ledger.store.confirm([claimed("a", ledger.now, late=True)], epoch=1)
+    assert [(r.event, r.detail) for r in ledger.store.audit()][-2:] == [("claimed", "misfire"), ("sent", "misfire")]
+
+
+def test_a_whole_batch_is_claimed_and_confirmed_by_one_call_each(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    names = [f"entry {i:03}" for i in range(BATCH)]
+    claims = [claim(name, ledger.now, name.encode() * 100) for name in names]
+    assert verdicts(ledger.store.claim(claims, epoch=1)) == [Verdict.DONE] * BATCH
+    found = ledger.store.open_occurrences()
+    assert {item.occurrence.entry: item.payload for item in found} == {name: name.encode() * 100 for name in names}
+    batch = [claimed(name, ledger.now) for name in names]
+    assert verdicts(ledger.store.confirm(batch, epoch=1)) == [Verdict.DONE] * BATCH
+    assert ledger.store.open_occurrences() == []
+    assert {state for _, state, _ in ledger.store.last().values()} == {"sent"}
+
+
+def test_more_open_claims_than_a_batch_are_all_found(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    names = {f"entry {i}" for i in range(2 * BATCH + 7)}
+    for name in names:
+        ledger.store.claim([claim(name, ledger.now, name.encode())], epoch=1)
+    found = ledger.store.open_occurrences()
+    assert {item.occurrence.entry for item in found} == {item.payload.decode() for item in found} == names
+
+
+def test_a_batch_is_answered_each_for_itself(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.dispatch([dispatch("sent", ledger.now)], epoch=1)
+    batch = [claim("sent", ledger.now), claim("new", ledger.now), claim("far", ledger.now + timedelta(days=1))]
+    assert verdicts(ledger.store.claim(batch, epoch=1)) == [Verdict.DECIDED, Verdict.DONE, Verdict.EARLY]
+    answers = ledger.store.confirm([claimed("sent", ledger.now), claimed("new", ledger.now)], epoch=1)
+    assert verdicts(answers) == [Verdict.DECIDED, Verdict.DONE]
+
+
+def test_an_empty_batch_is_answered_by_nothing(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    assert ledger.store.claim([], epoch=1) == ledger.store.confirm([], epoch=1) == []
+
+
+def test_a_claim_whose_reply_was_lost_is_decided_and_stands_open(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    batch = [claim("a", ledger.now), claim("b", ledger.now)]
+    ledger.store.claim(batch, epoch=1)
+    assert verdicts(ledger.store.claim(batch, epoch=1)) == [Verdict.DECIDED] * 2
+    assert [(found.occurrence.entry, found.epoch) for found in ledger.store.open_occurrences()] == [("a", 1), ("b", 1)]
+    assert events(ledger).count(("claimed", "a")) == 1
 
 
 def test_a_confirmation_whose_reply_was_lost_is_decided(ledger: Ledger) -> None:
     ledger.store.take_office(1)
-    one, bucket, _ = claim(ledger)
-    ledger.store.confirm(one, bucket, epoch=1)
-    assert ledger.store.confirm(one, bucket, epoch=1).verdict is Verdict.DECIDED
+    ledger.store.claim([claim("a", ledger.now)], epoch=1)
+    ledger.store.confirm([claimed("a", ledger.now)], epoch=1)
+    assert verdicts(ledger.store.confirm([claimed("a", ledger.now)], epoch=1)) == [Verdict.DECIDED]
     assert events(ledger).count(("sent", "a")) == 1
 
 
-def test_a_claim_cannot_be_claimed_or_dispatched_again(ledger: Ledger) -> None:
+def test_what_was_never_claimed_cannot_be_confirmed_or_settled(ledger: Ledger) -> None:
     ledger.store.take_office(1)
-    claim(ledger)
-    assert claim(ledger)[2] is Verdict.DECIDED
-    ledger.store.forget(["a"], epoch=1)  # even without its cursor
-    assert claim(ledger)[2] is Verdict.DECIDED
-    assert verdicts(ledger.store.dispatch([dispatch("a", ledger.now)], epoch=1)) == [Verdict.DECIDED]
+    never = claimed("never", ledger.now)
+    assert verdicts(ledger.store.confirm([never], epoch=1)) == [Verdict.DECIDED]
+    assert ledger.store.settle(never, "dead", "unroutable", epoch=1, letter="{}").verdict is Verdict.DECIDED
+    assert (ledger.store.last(), ledger.store.dead_letters()) == ({}, {})
+
+
+def test_a_claim_cannot_be_claimed_or_dispatched_again_open_or_confirmed(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.claim([claim("a", ledger.now)], epoch=1)
+    for confirmed in (False, True):
+        if confirmed:
+            ledger.store.confirm([claimed("a", ledger.now)], epoch=1)
+        ledger.store.forget(["a"], epoch=1)  # even without its cursor
+        assert verdicts(ledger.store.claim([claim("a", ledger.now)], epoch=1)) == [Verdict.DECIDED]
+        assert ledger.store.cursors()["a"] == cursor(ledger.now)
+        assert verdicts(ledger.store.dispatch([dispatch("a", ledger.now)], epoch=1)) == [Verdict.DECIDED]
     assert ledger.pushed() == []
+    assert ledger.store.open_occurrences() == []
 
 
 def test_the_next_leader_takes_an_open_claim_over_with_its_payload_and_only_once(ledger: Ledger) -> None:
     ledger.store.take_office(1)
-    one, bucket, _ = claim(ledger)
+    ledger.store.claim([claim("a", ledger.now)], epoch=1)
+    one = Occurrence("a", ledger.now)
     ledger.store.take_office(2)
     taken = ledger.store.reclaim(one, epoch=2)
-    assert taken is not None
-    assert (taken.payload, taken.dispatch, taken.epoch) == (b"payload", 1, 2)
+    assert taken == OpenOccurrence(
+        one, Bucket.of(ledger.now, SECOND), "claimed", epoch=2, dispatch=1, payload=b"payload"
+    )
     assert ledger.store.reclaim(one, epoch=2) is None
-    assert ledger.store.confirm(one, bucket, epoch=1).verdict is Verdict.STALE
-    assert ledger.store.confirm(one, bucket, epoch=2).verdict is Verdict.DONE
+    assert verdicts(ledger.store.confirm([claimed("a", ledger.now)], epoch=1)) == [Verdict.STALE]
+    assert verdicts(ledger.store.confirm([claimed("a", ledger.now)], epoch=2)) == [Verdict.DONE]
+    record = next(record for record in ledger.store.audit() if record.event == "reclaimed")
+    assert (record.entry, record.first, record.epoch, record.detail) == ("a", ledger.now, 2, "1")
+    assert ledger.store.reclaim(one, epoch=3) is None
+
+
+def test_a_claim_of_a_leaders_own_epoch_is_in_its_own_hands(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.claim([claim("a", ledger.now)], epoch=1)
+    assert ledger.store.reclaim(Occurrence("a", ledger.now), epoch=1) is None
+    assert [found.epoch for found in ledger.store.open_occurrences()] == [1]
+
+
+def test_a_claim_outlives_the_deletion_of_its_entry(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.claim([claim("a", ledger.now)], epoch=1)
+    ledger.store.forget(["a"], epoch=1)
+    ledger.store.take_office(2)
+    assert ledger.store.reclaim(Occurrence("a", ledger.now), epoch=2) is not None
+    assert verdicts(ledger.store.confirm([claimed("a", ledger.now)], epoch=2)) == [Verdict.DONE]
 
 
 @pytest.mark.parametrize("state", ["withdrawn", "dead", "lost"])
 def test_an_open_claim_can_be_settled_without_a_message(ledger: Ledger, state: Any) -> None:
     ledger.store.take_office(1)
-    one, bucket, _ = claim(ledger)
-    assert ledger.store.settle(one, bucket, state, "deleted", epoch=1).verdict is Verdict.DONE
-    assert ledger.store.settle(one, bucket, state, "deleted", epoch=1).verdict is Verdict.DECIDED
+    ledger.store.claim([claim("a", ledger.now)], epoch=1)
+    one = claimed("a", ledger.now)
+    assert ledger.store.settle(one, state, "for a test", epoch=1).verdict is Verdict.DONE
+    assert ledger.store.settle(one, state, "for a test", epoch=1).verdict is Verdict.DECIDED
     assert ledger.store.open_occurrences() == []
     assert ledger.store.last()["a"][1] == state
-    assert claim(ledger)[2] is Verdict.DECIDED
+    assert (ledger.store.audit()[-1].event, ledger.store.audit()[-1].detail) == (state, "for a test")
+    assert ledger.store.dead_letters() == {}
+    assert verdicts(ledger.store.claim([claim("a", ledger.now)], epoch=1)) == [Verdict.DECIDED]
+    assert verdicts(ledger.store.confirm([one], epoch=1)) == [Verdict.DECIDED]
+
+
+def test_a_claim_that_is_settled_as_dead_leaves_its_letter_once(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.claim([claim("a", ledger.now)], epoch=1)
+    one = claimed("a", ledger.now)
+    ledger.store.settle(one, "dead", "unroutable", epoch=1, letter='{"v": 1}')
+    assert ledger.store.settle(one, "dead", "unroutable", epoch=1, letter="another").verdict is Verdict.DECIDED
+    assert ledger.store.dead_letters() == {one.occurrence.key: '{"v": 1}'}
+    assert events(ledger).count(("dead", "a")) == 1
 
 
 # ---- any beat
@@ -491,7 +615,7 @@ def test_a_full_server_is_a_store_that_does_not_serve_and_nothing_is_half_done(
     with redis.Redis.from_url(server.url) as client:
         store.take_office(1)
         now = store.time()
-        client.config_set("maxmemory", "1mb")
+        client.config_set("maxmemory", "1")
         with pytest.raises(StoreUnavailable, match="OOM"):
             store.dispatch([dispatch("a", now)], epoch=1)
         assert client.llen("celery") == 0
@@ -585,20 +709,23 @@ def test_scripts_are_loaded_again_when_the_server_forgot_them(store: RedisStore,
 def test_every_key_has_a_ttl_or_is_one_of_the_permanent_ones(store: RedisStore, client: redis.Redis) -> None:
     store.take_office(1)
     now = store.time()
-    one, bucket = Occurrence("claimed", now), Bucket.of(now, SECOND)
+    bucket = Bucket.of(now, SECOND)
     store.attend(presence("one"))
+    store.tell_entries("f", {"a": "hash"})
     store.dispatch([dispatch("a", now)], epoch=1)
     store.record_unrun([unrun("skipped", "b", now, now, 1)], epoch=1)
     store.bury(Burial(Occurrence("c", now), cursor(now), bucket, "build", "{}"), epoch=1)
-    store.claim(Claim(one, cursor(now), b"payload"), bucket, epoch=1)
+    store.claim([claim("claimed", now), claim("unroutable", now), claim("confirmed", now)], epoch=1)
+    store.settle(claimed("unroutable", now), "dead", "unroutable", epoch=1, letter="{}")
+    store.confirm([claimed("confirmed", now)], epoch=1)
     kinds = {kind.name.partition("<")[0]: kind for kind in CATALOGUE}
     for key in client.keys("tzbeat:*"):
         name = key.decode().removeprefix("tzbeat:{test/0}:")
         kind = kinds.get(name) or kinds[name.partition(":")[0] + ":"]
         assert client.type(key).decode() == kind.type, name
         assert (client.pttl(key) > 0) == (kind.lives not in ("permanent", "while unsettled")), name
-    store.confirm(one, bucket, epoch=1)
-    assert not client.exists("tzbeat:{test/0}:open:claimed", f"tzbeat:{{test/0}}:occurrence:{one.key}")
+    store.confirm([claimed("claimed", now)], epoch=1)
+    assert client.keys("tzbeat:*:open*") == client.keys("tzbeat:*:occurrence:*") == []
 
 
 def test_a_day_of_an_every_second_entry_costs_less_than_2_mb_beside_the_audit(
@@ -649,6 +776,43 @@ def test_the_audit_keeps_no_more_than_it_is_told(empty_server: LocalServer) -> N
             epoch=1,
         )
     assert len(store.audit(count=10_000)) < 400
+    store.close()
+
+
+def test_open_claims_are_found_in_the_order_in_which_they_were_made(store: RedisStore, client: redis.Redis) -> None:
+    store.take_office(1)
+    now = store.time()
+    for i, name in enumerate("zyx"):
+        before = store.time()
+        store.claim([claim(name, now + i * SECOND)], epoch=1)
+        while store.time() - before < timedelta(milliseconds=1):
+            pass
+    assert [found.occurrence.entry for found in store.open_occurrences()] == ["z", "y", "x"]
+
+
+def test_a_claim_settled_while_the_list_is_read_is_left_out(store: RedisStore, client: redis.Redis) -> None:
+    store.take_office(1)
+    store.claim([claim("a", store.time())], epoch=1)
+    client.zadd("tzbeat:{test/0}:open", {"gone@2026-01-01T00:00:00Z": 0})
+    assert [found.occurrence.entry for found in store.open_occurrences()] == ["a"]
+
+
+@pytest.mark.parametrize("call", ["claim", "confirm"])
+def test_a_frozen_server_may_have_claimed_or_confirmed_and_asking_again_tells(server: LocalServer, call: str) -> None:
+    store = open_redis(server.url, timeout=0.3)
+    store.take_office(1)
+    now = store.time()
+    if call == "confirm":
+        store.claim([claim("a", now)], epoch=1)
+    server.freeze()
+    with pytest.raises(StoreUnavailable):
+        store.claim([claim("a", now)], epoch=1) if call == "claim" else store.confirm([claimed("a", now)], epoch=1)
+    server.thaw()
+    store.claim([claim("a", now)], epoch=1)
+    answers = store.confirm([claimed("a", now)], epoch=1)
+    assert answers[0].verdict in (Verdict.DONE, Verdict.DECIDED)
+    assert store.open_occurrences() == []
+    assert [record.event for record in store.audit()].count("sent") == 1
     store.close()
 
 

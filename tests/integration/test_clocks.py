@@ -3,13 +3,68 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
-from evidence import PULSE, assert_gapless, audit, faked_clock, lateness, nominals, presence, terms
+import pytest
+from evidence import (
+    PULSE,
+    assert_gapless,
+    audit,
+    connected,
+    counts,
+    faked_clock,
+    lateness,
+    ledger,
+    nominals,
+    presence,
+    terms,
+)
 
+from celery_tzbeat.api import TzBeat
+from celery_tzbeat.model import Cursor, iso
 from celery_tzbeat.testing.processes import wait_until
 
 HOUR, DAY = 3600, 86_400
+
+CURSOR = "tzbeat:{proj/0}:cursor"
+
+
+class Dial:
+    """The wall clock of running processes, to be turned from outside; their monotonic clock stays the real one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.turn(0)
+
+    def turn(self, seconds: float) -> None:
+        """Set the clock so far ahead of the real one, for every process with `env`."""
+        new = self._path.with_suffix(".new")
+        new.write_text(f"{seconds:+g}\n")
+        new.replace(self._path)
+
+    @property
+    def env(self) -> dict[str, str]:
+        found = faked_clock("")
+        del found["FAKETIME"]  # it would count before the file
+        return {**found, "FAKETIME_TIMESTAMP_FILE": str(self._path), "FAKETIME_NO_CACHE": "1"}
+
+
+@pytest.fixture
+def dial(tmp_path: Path) -> Dial:
+    return Dial(tmp_path / "clock")
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Lay variables over this process's own while it starts another that takes none."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setenv(name, value)
+        yield
 
 
 def test_beside_a_beat_a_day_ahead_the_healthy_one_leads_and_nothing_is_early(project: Any) -> None:
@@ -63,3 +118,150 @@ def test_while_all_clocks_are_wrong_nobody_leads_and_afterwards_what_was_due_is_
     assert_gapless(nominals(project.url))
     assert min(lateness(project.url)) >= 0
     assert not audit(project.url, "coalesced")
+
+
+# ---- clocks that jump while a beat leads
+
+
+#: Entries that would be sent at once by a beat a day ahead: soon, later, and with each way to catch up.
+NEAR = """
+from datetime import datetime, timedelta
+from celery_tzbeat import at, every
+soon = datetime.fromisoformat({now!r})
+app.conf.beat_schedule.update({{
+    **{{
+        f"{{word}} {{name}}": {{"task": "proj.record", "schedule": schedule, "policy": {{"catchup": word}}}}
+        for word in ("latest", "all", "skip")
+        for name, schedule in (
+            ("hourly", every("1h")), ("daily", every("1d")), ("minutely", every("1m")),
+            ("in 200 s", at(soon + timedelta(seconds=200))), ("in 2 h", at(soon + timedelta(hours=2))),
+        )
+    }},
+    "every second, all": {{"task": "proj.record", "schedule": 1.0, "policy": {{"catchup": "all"}}}},
+}})
+"""
+
+
+def assert_nothing_early(project: Any) -> None:
+    assert min(lateness(project.url)) >= 0
+    with ledger(project.url) as store:
+        now = store.time()
+        assert all(cursor.nominal <= now for cursor in store.cursors().values())
+    assert not [name for name in counts(project.url) if " in " in name]
+    assert not audit(project.url, "coalesced") + audit(project.url, "skipped") + audit(project.url, "missed")
+
+
+def test_a_leader_whose_clock_jumps_a_day_ahead_for_10_s_gives_way_to_a_healthy_standby_and_nothing_is_early(
+    project: Any, dial: Dial
+) -> None:
+    now = datetime.now(timezone.utc).replace(microsecond=0)
+    project.write(NEAR.format(now=now.isoformat()), beat_schedule=dict(PULSE), result_expires=None)
+    jumping = project.start_beat(env=dial.env)
+    jumping.wait_for_log("leads with epoch", 40)
+    healthy = project.start_beat()
+    wait_until(lambda: presence(project.url, healthy), 40, "the standby")
+    wait_until(lambda: len(nominals(project.url)) >= 3, 20, "pulses")
+
+    dial.turn(DAY)
+    jumped = time.monotonic()
+    healthy.wait_for_log("leads with epoch", 10)
+    assert time.monotonic() - jumped < 2 + 2, "a lease, and the time of a tick"
+    wait_until(lambda: (p := presence(project.url, jumping)) and "86400 s ahead of" in p.why, 10, "it to say so")
+    time.sleep(max(0.0, jumped + 10 - time.monotonic()))
+    assert_nothing_early(project)
+    dial.turn(0)
+    seen = len(nominals(project.url))
+    wait_until(lambda: len(nominals(project.url)) >= seen + 3, 10, "the next due instants")
+    wait_until(lambda: (p := presence(project.url, jumping)) and not p.hindered, 10, "it to be fit again")
+    assert terms(jumping) == 1
+
+    # It is as good as any other now.
+    assert healthy.stop() == 0
+    wait_until(lambda: terms(jumping) == 2, 10, "it to lead again")
+    seen = len(nominals(project.url))
+    wait_until(lambda: len(nominals(project.url)) >= seen + 3, 10, "pulses")
+    for entry in ("pulse", "every second, all"):
+        assert_gapless(nominals(project.url, entry))
+    assert_nothing_early(project)
+    assert max(lateness(project.url, "pulse")[2:]) < 5
+    assert "Traceback" not in jumping.log
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_a_lone_leader_whose_clock_jumps_about_makes_good_what_was_due(project: Any, dial: Dial, jump: int) -> None:
+    now = datetime.now(timezone.utc).replace(microsecond=0)
+    project.write(NEAR.format(now=now.isoformat()), beat_schedule=dict(PULSE), result_expires=None)
+    project.start_beat(env=dial.env)
+    wait_until(lambda: len(nominals(project.url)) >= 3, 40, "pulses")
+    for _ in range(5):  # each time in another moment of its tick
+        dial.turn(jump)
+        time.sleep(1.3)
+        dial.turn(0)
+        seen = len(nominals(project.url))
+        wait_until(lambda seen=seen: len(nominals(project.url)) > seen, 15, "the next due instant")
+    wait_until(lambda: nominals(project.url)[-1].timestamp() > time.time() - 2, 15, "it to catch up")
+    for entry in ("pulse", "every second, all"):
+        assert_gapless(nominals(project.url, entry))
+    assert_nothing_early(project)
+
+
+# ---- cursors ahead of the store's clock
+
+
+def test_a_cursor_that_is_ahead_of_the_store_is_named_by_check_set_back_by_the_next_leader_and_reported(
+    project: Any,
+) -> None:
+    project.write(beat_schedule={**PULSE, "other": PULSE["pulse"]})
+    beat = project.start_beat()
+    wait_until(lambda: len(nominals(project.url)) >= 3, 40, "pulses")
+    assert beat.stop() == 0
+    seen = len(nominals(project.url))
+    with ledger(project.url) as store, connected(project.url) as client:
+        cursor = store.cursors()["pulse"]
+        ahead = cursor.nominal + timedelta(days=1)
+        client.hset(CURSOR, "pulse", Cursor(ahead, cursor.rule, tzdata=cursor.tzdata).to_text())
+    warned = {finding.id: finding.text for finding in TzBeat(app_of(project)).check()}["tzbeat.W204"]
+    assert warned.endswith(f"at most at {iso(ahead)}: pulse")
+
+    beat = project.start_beat()
+    said = beat.wait_for_log("ahead of the store's clock", 40)
+    assert f"the cursor of entry 'pulse' stands at {iso(ahead)}" in said
+    wait_until(lambda: len(nominals(project.url)) >= seen + 4, 20, "pulses")
+    (repaired,) = audit(project.url, "repaired")
+    assert (repaired.entry, repaired.first) == ("pulse", ahead)
+    assert_gapless(nominals(project.url, "other"))
+    found = nominals(project.url)
+    assert len(set(found)) == len(found)
+    assert_gapless(found[seen:])
+    assert "tzbeat.W204" not in {finding.id for finding in TzBeat(app_of(project)).check()}
+
+
+def test_a_leader_goes_on_when_the_clocks_of_server_and_host_are_set_back_by_an_hour(
+    make_project: Any, make_server: Any, dial: Dial
+) -> None:
+    with environment(**dial.env):
+        server = make_server()
+    project = make_project(server.url)
+    dial.turn(HOUR)
+    # Servers whose clock is read from a file are slow: a lease that is not lost by that.
+    project.write(beat_schedule=PULSE, tzbeat_lease=6, result_expires=None)
+    beat = project.start_beat(env=dial.env)
+    wait_until(lambda: len(nominals(project.url)) >= 3, 40, "pulses")
+    before = nominals(project.url)
+    assert before[-1].timestamp() > time.time() + HOUR - 60
+    dial.turn(0)
+    beat.wait_for_log("ahead of the store's clock", 20)
+    wait_until(lambda: len(nominals(project.url)) >= len(before) + 5, 20, "pulses by the clock as it is now")
+    after = [nominal for nominal in nominals(project.url) if nominal.timestamp() < time.time() + 60]
+    assert_gapless(after)
+    assert_gapless([nominal for nominal in nominals(project.url) if nominal not in after])
+    assert [record.entry for record in audit(project.url, "repaired")] == ["pulse"]
+
+
+def app_of(project: Any) -> Any:
+    """Return the project's app as this process reads it."""
+    namespace: dict[str, Any] = {"__name__": "proj"}
+    exec(compile((project.directory / "proj.py").read_text(), "proj.py", "exec"), namespace)
+    app = namespace["app"]
+    app.set_current()
+    return app

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from evidence import PULSE, connected, nominals, presence, queued, terms
+from evidence import NAMESPACE, PULSE, assert_gapless, audit, connected, nominals, presence, queued
 
 from celery_tzbeat.testing.processes import Process, wait_until
 
@@ -45,22 +44,41 @@ def test_a_bad_schedule_stops_the_start_with_one_message_that_lists_all_problems
 
 
 @pytest.mark.parametrize(
-    ("broker", "store", "words"),
+    ("broker", "words"),
     [
-        ("redis://127.0.0.1:{port}/1", "redis://127.0.0.1:{port}/0", "database 1"),
-        ("amqp://guest:secret@127.0.0.1:9/", "redis://127.0.0.1:{port}/0", "amqp://guest:**@127.0.0.1:9/"),
-        ("redis://127.0.0.1:{port}/0;redis://127.0.0.1:9/0", "redis://127.0.0.1:{port}/0", "several brokers"),
+        ("redis://127.0.0.1:{port}/1", "the broker uses database 1, the store database 0"),
+        ("redis://127.0.0.1:{port}/1;redis://127.0.0.1:9/1", "names several brokers"),
     ],
-    ids=["another-database", "rabbitmq", "several-urls"],
+    ids=["another-database", "several-urls"],
 )
-def test_a_broker_that_is_not_the_stores_redis_is_refused_by_name(
-    make_project: Any, server: Any, broker: str, store: str, words: str
+def test_a_broker_that_is_not_the_stores_redis_is_sent_to_by_claims(
+    make_project: Any, server: Any, broker: str, words: str
 ) -> None:
     project = make_project(broker.format(port=server.port))
-    project.write(beat_schedule=PULSE, tzbeat_url=store.format(port=server.port))
-    log = refused(project.start_beat())
-    assert words in log
-    assert "secret" not in log
+    project.write(beat_schedule=PULSE, tzbeat_url=server.url, tzbeat_namespace=NAMESPACE)
+    beat = project.start_beat()
+    queue = server.url[:-1] + "1"
+    wait_until(lambda: len(nominals(queue)) >= 3, 40, "pulses")
+    assert_gapless(nominals(queue))
+    path = beat.wait_for_log("sends by the path 'claims'", 10)
+    assert words in path
+    assert queued(server.url) == []
+    assert (present := presence(server.url, beat))
+    assert present.path == "claims"
+    assert {record.event for record in audit(server.url, entry="pulse")} == {"new", "claimed", "sent"}
+
+
+def test_a_broker_that_does_not_answer_keeps_no_beat_from_starting_and_is_named_without_its_password(
+    make_project: Any, server: Any
+) -> None:
+    project = make_project("amqp://guest:secret@127.0.0.1:9/")
+    project.write(beat_schedule=PULSE, tzbeat_url=server.url, tzbeat_namespace=NAMESPACE)
+    beat = project.start_beat()
+    path = beat.wait_for_log("sends by the path 'claims'", 40)
+    assert "the broker 'amqp://guest:**@127.0.0.1:9/' is not a Redis" in path
+    beat.wait_for_log("the broker does not answer", 20)
+    assert beat.alive
+    assert "secret" not in beat.log
 
 
 def test_a_store_on_another_server_than_the_broker_is_found_out_by_the_probe(
@@ -70,14 +88,13 @@ def test_a_store_on_another_server_than_the_broker_is_found_out_by_the_probe(
     project = make_project(broker.url)
     project.write(beat_schedule=PULSE, tzbeat_url=store.url)
     beat = project.start_beat()
-    why = "the broker is not the store's Redis"
-    wait_until(lambda: (p := presence(store.url, beat)) and why in p.why, 30, "the beat to say why it does not lead")
-    beat.wait_for_log(f"does not lead: {why}", 10)
-    time.sleep(4)
-    assert terms(beat) == 0
-    assert beat.alive
-    assert queued(broker.url) == []
+    wait_until(lambda: len(nominals(broker.url)) >= 3, 40, "pulses")
+    assert "does not arrive through the broker's" in beat.wait_for_log("sends by the path 'claims'", 10)
+    assert_gapless(nominals(broker.url))
     assert queued(store.url) == []
+    for url in (broker.url, store.url):
+        with connected(url) as client:
+            wait_until(lambda client=client: not client.keys("*tzbeat-probe*"), 15, "the probe's message to expire")
 
 
 @pytest.mark.parametrize("name", ["tzbeat", "celery_tzbeat:Scheduler"])

@@ -1,5 +1,7 @@
 """Was everything that was due sent, once, in time, or recorded as not sent, as its policy allows?
 
+By claims: at least once, a copy only where it was not known whether the broker had the message, or after a hand-over.
+
 What was due is computed from the schedule's text alone (`schedules.occurrences`); nothing here knows how a beat plans.
 """
 
@@ -12,6 +14,7 @@ from itertools import pairwise
 
 from simulated import MAX_SKEW, Noted, Sent, Spec, Trace
 
+from celery_tzbeat.beat.claims import REFUSALS
 from celery_tzbeat.schedules import occurrences
 
 SECOND = timedelta(seconds=1)
@@ -25,6 +28,8 @@ DYING = 22 * SECOND
 FORGOTTEN = 21 * SECOND
 #: The same for a message that cannot be built: each leader tries for itself.
 FORGOTTEN_UNBUILT = FORGOTTEN + 3 * DYING
+#: By claims a leader is longer behind: it claims, sends and confirms each occurrence of an entry before the next.
+BEHIND = 25 * SECOND
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ def violations(trace: Trace, *, lateness: timedelta | None = None, but: tuple[st
     found: list[str] = []
     for spec in trace.specs:
         found += _of_entry(trace, spec)
-    for sent in trace.sent:
-        if sent.clock < sent.nominal:
+    first_copies = {(sent.entry, sent.nominal): sent for sent in reversed(trace.sent)}
+    for sent in first_copies.values():
+        if sent.clock < sent.nominal and not trace.claims:  # what was claimed is sent by whoever leads then
             found.append(f"{_key(sent)} was sent before its time by the sender's own clock")
         if sent.at < sent.nominal - MAX_SKEW:
             found.append(f"{_key(sent)} was sent more than the skew before its time")
@@ -50,6 +56,9 @@ def violations(trace: Trace, *, lateness: timedelta | None = None, but: tuple[st
     if len(trace.leaders) != 1:
         found.append(f"at the end there lead {trace.leaders}")
     found += _epochs(trace)
+    for left in trace.open:
+        if left.occurrence.nominal <= trace.end - trace.skew - SETTLING:
+            found.append(f"{left.occurrence.key} is still open at the end")
     return found
 
 
@@ -68,34 +77,46 @@ def _of_entry(trace: Trace, spec: Spec) -> Iterator[str]:
         for noted in notes
         if noted.record.event in UNRUN and noted.record.first and noted.record.last
     ]
-    dead = [noted.record.first for noted in notes if noted.record.event == "dead"]
+    buried = [noted for noted in notes if noted.record.event == "dead"]
+    dead = [noted.record.first for noted in buried]
+    unroutable = [noted.record.first for noted in buried if noted.record.detail == "unroutable"]
 
     for message in sent:
         if message.nominal not in known:
             yield f"{_key(message)} was sent and was not due"
-    yield from _twice(trace, spec, sent, starts)
-    yield from _once_recorded(trace, spec, sent, notes)
+    if trace.claims:
+        yield from _copies(trace, spec, sent, notes)
+        yield from _claims(trace, spec, sent, notes)
+    else:
+        yield from _twice(trace, spec, sent, starts)
+        yield from _once_recorded(trace, spec, sent, notes)
     for row in rows:
         yield from _row(spec, row, sent)
 
     sent_nominals = {message.nominal for message in sent}
     unrun = [u for row in rows for u in row.nominals]
     decided = [(u, row.noted) for row in rows for u in row.nominals]
-    decided += [(noted.record.first, noted) for noted in notes if noted.record.event == "dead" and noted.record.first]
+    decided += [(noted.record.first, noted) for noted in buried if noted.record.first]
     for message in sent:
+        if message.nominal in unroutable and not (message.acknowledged and message.trusted):
+            continue  # the broker took a copy that its sender did not hear of
         if any(u == message.nominal and not _forgotten_successor(trace, noted, message) for u, noted in decided):
             yield f"{_key(message)} was sent, and recorded as not sent"
     if len(set(unrun)) + len(set(dead)) != len({*unrun, *dead}) or (not trace.wipes and len(set(unrun)) != len(unrun)):
         yield f"{spec.name}: occurrences stand in more than one record: {sorted(u for u in unrun if unrun.count(u) > 1)}"
-    if dead and not spec.fails_until and not all(spec.fails_for(u) for u in dead if u):
+    if dead and not spec.fails_until and not all(spec.fails_for(u) for u in dead if u and u not in unroutable):
         yield f"{spec.name} has dead letters, and could be built"
+    for u in unroutable:
+        if u and trace.refusals.count((spec.name, u)) < REFUSALS:
+            yield f"{spec.name}@{u} is dead, and was refused {trace.refusals.count((spec.name, u))} times only"
 
     accounted = sent_nominals | set(unrun) | set(dead)
     may_fail = bool(spec.fails_until) or any(map(spec.fails_for, due))
     settled = trace.end - trace.skew - (DYING if may_fail else SETTLING)
-    forgotten = FORGOTTEN_UNBUILT if may_fail else FORGOTTEN
+    forgotten = (FORGOTTEN_UNBUILT if may_fail else FORGOTTEN) + (BEHIND if trace.claims else timedelta())
     for u in due:
-        if u <= settled and u not in accounted and not _lost_with_the_store(trace, starts, u, forgotten):
+        lost = _lost_with_the_store(trace, starts, u, forgotten) or _claim_lost_with_the_store(trace, notes, u)
+        if u <= settled and u not in accounted and not lost:
             yield f"{spec.name}@{u} was neither sent nor recorded"
 
 
@@ -114,6 +135,71 @@ def _twice(trace: Trace, spec: Spec, sent: list[Sent], starts: list[tuple[dateti
     for before, after in pairwise(sent):
         if after.nominal < before.nominal and not any(before.at <= wipe <= after.at for wipe in trace.wipes):
             yield f"{_key(after)} was sent after {_key(before)}"
+
+
+def _copies(trace: Trace, spec: Spec, sent: list[Sent], notes: list[Noted]) -> Iterator[str]:
+    """Copies are of one message, and each has a reason; what was confirmed is not sent again; first copies are in order."""
+    by_nominal: dict[datetime, list[Sent]] = {}
+    for message in sent:
+        by_nominal.setdefault(message.nominal, []).append(message)
+    confirmed = {noted.record.first: noted.at for noted in reversed(notes) if noted.record.event == "sent"}
+    for nominal, copies in by_nominal.items():
+        for before, after in pairwise(copies):
+            if any(before.at <= wipe <= after.at for wipe in trace.wipes):
+                continue
+            if after.body != before.body:
+                yield f"{_key(after)} is another message than its copy: {before.body!r}, {after.body!r}"
+            handed_over = after.beat != before.beat or any(before.at <= at <= after.at for at, *_ in trace.offices)
+            not_known = not before.acknowledged or before.given_up or after.given_up
+            if not handed_over and not not_known:
+                yield f"{_key(after)} was sent again by {after.beat}, which knew that the broker had it"
+            in_office = max((office for office in trace.offices if office[0] <= after.at), default=None)
+            leads = after.trusted and in_office is not None and in_office[1] == after.beat
+            if confirmed.get(nominal, after.at) < after.at and leads and not after.given_up:
+                yield f"{_key(after)} was sent again by {after.beat} in office, after it was confirmed"
+    refused = {nominal for entry, nominal in trace.refusals if entry == spec.name}
+    first = [copies[0] for nominal, copies in by_nominal.items() if nominal not in refused and not copies[0].given_up]
+    for before, after in pairwise(first):
+        claimed = min(
+            (n.at for n in notes if n.record.event == "claimed" and n.record.first == after.nominal), default=None
+        )
+        forgotten = claimed and any(claimed <= wipe <= after.at for wipe in trace.wipes)
+        if after.nominal < before.nominal and not forgotten:
+            yield f"{_key(after)} was first sent after {_key(before)}"
+
+
+def _claims(trace: Trace, spec: Spec, sent: list[Sent], notes: list[Noted]) -> Iterator[str]:
+    """Each message was claimed before it was sent, and each claim is settled once: sent where it was, or dead."""
+    claims = {noted.record.first: noted for noted in reversed(notes) if noted.record.event == "claimed"}
+    for nominal, claim in claims.items():
+        if nominal and claim.clock < nominal:
+            yield f"{spec.name}@{nominal} was claimed before its time by the claimer's own clock"
+    for message in sent:
+        claim = claims.get(message.nominal)
+        if claim is None or claim.at > message.at:
+            yield f"{_key(message)} was sent and not claimed before"
+        elif message.late != (claim.record.detail == "misfire"):
+            yield f"{_key(message)}: claim and message disagree about whether it was late"
+    ends = [noted for noted in notes if noted.record.event in ("sent", "dead")]
+    for noted in ends:
+        nominal = noted.record.first
+        if noted.record.event == "sent" and not any(m.nominal == nominal and m.at <= noted.at for m in sent):
+            yield f"{spec.name}@{nominal} was recorded as sent, and was not"
+    for nominal, claim in claims.items():
+        settled = [noted for noted in ends if noted.record.first == nominal]
+        wiped = any(claim.at <= wipe for wipe in trace.wipes)
+        if len(settled) > 1 and not wiped:
+            yield f"{spec.name}@{nominal} was settled {len(settled)} times"
+        if not settled and not wiped and nominal and nominal <= trace.end - trace.skew - SETTLING:
+            yield f"{spec.name}@{nominal} was claimed and never settled"
+
+
+def _claim_lost_with_the_store(trace: Trace, notes: list[Noted], u: datetime) -> bool:
+    """A wiped store has forgotten what was claimed; it is lost where the leader that knows it is gone, too."""
+    claimed = [noted.at for noted in notes if noted.record.event == "claimed" and noted.record.first == u]
+    return any(
+        at <= wipe and any(at <= office[0] for office in trace.offices) for at in claimed for wipe in trace.wipes
+    )
 
 
 def _forgotten_successor(trace: Trace, one: Sent | Noted, other: Sent | Noted) -> bool:

@@ -17,8 +17,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, TypeVar, get_args
 
+from celery import Celery
+
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
+from celery_tzbeat.beat.envelope import Envelope
+from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
+from celery_tzbeat.beat.publisher import Fate
 from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import Changes, Identity, Ticker
 from celery_tzbeat.errors import StoreUnavailable
@@ -26,7 +31,7 @@ from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import AuditRecord, Catchup, Cursor, Entry, Occurrence, Policy, from_iso, iso
 from celery_tzbeat.schedules import parse, zone
 from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import Command, Office, Verdict
+from celery_tzbeat.store.protocol import Command, Office, OpenOccurrence, Verdict
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.leases import MemoryLeases
 from celery_tzbeat.testing.store import MemoryStore
@@ -39,7 +44,7 @@ TIMEOUT = 1.5  # how long a beat waits for a reply that does not come
 MAX_SKEW = timedelta(seconds=300)
 
 T = TypeVar("T")
-Room = Literal["store", "lease"]
+Room = Literal["store", "lease", "broker"]
 What = Literal[
     "crash before",
     "crash after",
@@ -49,11 +54,19 @@ What = Literal[
     "freeze after",
     "hang before",
     "hang after",
+    "request late",  # it arrives when the beat has given it up
+    "refused",  # by a broker that does not take the message
     "wipe before",
     "wipe after",  # and the reply is lost
 ]
 #: What may happen by chance at any call: a wipe is planned.
-BY_CHANCE: tuple[What, ...] = get_args(What)[:8]
+BY_CHANCE: dict[Room, tuple[What, ...]] = {
+    "lease": get_args(What)[:8],
+    "store": get_args(What)[:9],
+    "broker": get_args(What)[:10],
+}
+
+APP = Celery("simulated", set_as_current=False)
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,8 @@ class Sent:
     at: datetime  # true time
     clock: datetime  # the sender's
     trusted: bool  # the sender's lease was, when it was sent
+    body: bytes
+    given_up: bool  # the sender had given it up when it arrived
     acknowledged: bool = False  # the sender learned of it
 
 
@@ -148,6 +163,9 @@ class Trace:
     lines: list[str] = field(default_factory=list)
     skew: timedelta = timedelta()  # the greatest of any beat
     end: datetime = START
+    claims: bool = False  # messages go by claims to a broker that is not the store
+    refusals: list[tuple[str, datetime]] = field(default_factory=list)  # by the broker: entry, nominal
+    open: list[OpenOccurrence] = field(default_factory=list)  # at the end
     leaders: list[str] = field(default_factory=list)  # at the end
     alive: list[str] = field(default_factory=list)  # at the end
 
@@ -234,6 +252,25 @@ class Through:
         return lambda *args, **kwargs: self._host.call(self._room, name, lambda: method(*args, **kwargs), args, kwargs)
 
 
+class Broker:
+    """Takes what is published, but for what it `refuses`. What goes wrong on the way to it is a `Fault`."""
+
+    def __init__(self, refuses: Callable[[str, datetime], bool]) -> None:
+        self.arrived: list[bytes] = []
+        self._refuses = refuses
+
+    def publish(self, envelope: Envelope) -> tuple[Fate, str]:
+        if self._refuses(*occurrence_of(envelope)):
+            return Fate.NOT_SENT, "returned as unroutable"
+        self.arrived.append(envelope.body)
+        return Fate.CONFIRMED, ""
+
+
+def occurrence_of(envelope: Envelope) -> tuple[str, datetime]:
+    body = json.loads(envelope.body)
+    return body["entry"], from_iso(body["nominal"])
+
+
 class Host:
     """A beat: its clocks, its ways to the servers, its two actors."""
 
@@ -243,7 +280,7 @@ class Host:
         self.dead = False
         self.frozen_until = 0
         self.suspended = False
-        self.counts: dict[Room, int] = {"store": 0, "lease": 0}
+        self.counts: dict[Room, int] = {"store": 0, "lease": 0, "broker": 0}
         self.cut: set[Room] = set()  # rooms it cannot reach
         self.clock = ManualClock(world.instant() + timedelta(seconds=skew))
         self.changes: list[tuple[str, object]] = []
@@ -257,18 +294,22 @@ class Host:
             on_change=lambda: self.tick.nudge(),
             max_skew=MAX_SKEW,
         )
+        store: Any = Through(self, "store", lambda: world.store)
+        path: Path = SameServerPath(self, store)  # type: ignore[arg-type]
+        if world.trace.claims:
+            path = ClaimsPath(APP, self, store, self.clock)  # type: ignore[arg-type]
         self.ticker = Ticker(
             identity=Identity(self.name, self.name, number, "0", "f", embedded=False),
-            store=Through(self, "store", lambda: world.store),  # type: ignore[arg-type]
+            store=store,
             elector=self.elector,
             agenda=Agenda({spec.name: spec.entry() for spec in specs}, world.tzdata),
-            builder=self,
+            publisher=Through(self, "broker", lambda: world.broker),  # type: ignore[arg-type]
             clock=self.clock,
             lease=timedelta(seconds=LEASE),
             retention=timedelta(hours=24),
             max_skew=MAX_SKEW,
-            broker_is_store=lambda: "",
-            events=Events(sent=lambda *_: None, unrun=lambda _: None, dead=lambda *_: None),
+            choose_path=lambda: path,
+            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None),
             changes=Changes(
                 leading=lambda epoch: self.changes.append(("leads", epoch)),
                 standing_by=lambda why: self.changes.append(("stands by", why)),
@@ -288,21 +329,30 @@ class Host:
             actor.rest(max(self.elector.step(), 0.05))
 
     def build(self, entry: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
-        """Build as the spec says; the payload names the occurrence (a `MessageBuilder`)."""
+        """Build as the spec says; the payload names the occurrence (a `Builder`)."""
         spec = self._specs[entry.name]
         if self._world.now < spec.fails_until * 1e6 or spec.fails_for(occurrence.nominal):
             raise BuildFailed("ValueError: cannot be built")
         bucket = Bucket.of(occurrence.nominal, entry.schedule.shortest_gap)
         if spec.declines(occurrence.nominal):
             return Message((), bucket)
-        payload = {"entry": entry.name, "nominal": iso(occurrence.nominal), "late": occurrence.late, "epoch": epoch}
-        return Message((Command("LPUSH", (b"q", json.dumps(payload).encode()), (b"q",)),), bucket)
+        payload = {
+            "entry": entry.name,
+            "nominal": iso(occurrence.nominal),
+            "late": occurrence.late,
+            "epoch": epoch,
+            "id": occurrence.task_id("simulated"),
+        }
+        body = json.dumps(payload).encode()
+        if self._world.trace.claims:
+            return Message((Envelope(body, "application/json", "utf-8", {}, {}, None, "", "q"),), bucket)
+        return Message((Command("LPUSH", (b"q", body), (b"q",)),), bucket)
 
     # ---- what may happen at a call
 
     def call(self, room: Room, name: str, ask: Callable[[], T], args: Any, kwargs: Any) -> T:
         world = self._world
-        actor = self.tick if room == "store" else self.elector.thread
+        actor = self.elector.thread if room == "lease" else self.tick
         assert actor is not None
         self.counts[room] += 1
         fault = world.fault(self, room, name)
@@ -316,7 +366,14 @@ class Host:
         if room in self.cut or room in world.down:
             actor.wait(TIMEOUT)
             raise StoreUnavailable(f"the {room} does not answer")
-        answer = ask()
+        if what == "request late":
+            assert fault is not None
+            world.at(world.now / 1e6 + fault.seconds, lambda: world.arrive(self, room, name, ask, args))
+            actor.wait(TIMEOUT)
+            raise StoreUnavailable(what)
+        answer: Any = (Fate.NOT_SENT, "refused") if what == "refused" else ask()
+        if room == "broker" and answer[0] is Fate.NOT_SENT:
+            world.trace.refusals.append(occurrence_of(args[0]))
         news = world.observe(self, name, args, answer)
         if what.endswith(" after") or what == "reply lost":
             self._suffer(actor, fault)
@@ -324,7 +381,7 @@ class Host:
             actor.wait(after)
         for sent in news:
             sent.acknowledged = True
-        return answer
+        return answer  # type: ignore[no-any-return]
 
     def _suffer(self, actor: Actor, fault: Fault | None) -> None:
         assert fault is not None
@@ -362,6 +419,8 @@ class World:
         latency: bool = False,
         seed: int = 0,
         make_store: Callable[[ManualClock], MemoryStore] = lambda clock: MemoryStore(clock, max_skew=MAX_SKEW),
+        claims: bool = False,
+        refuses: Callable[[str, datetime], bool] = lambda entry, nominal: False,
     ) -> None:
         self.now = 0  # microseconds since START
         self.turn = threading.Semaphore(0)
@@ -372,7 +431,8 @@ class World:
         self.leases = MemoryLeases(self.server_clock, timedelta(seconds=LEASE))
         self.down: set[Room] = set()
         self.tzdata = "2026c"
-        self.trace = Trace(specs, skew=timedelta(seconds=max(map(abs, skews[:beats]), default=0)))
+        self.broker = Broker(refuses)
+        self.trace = Trace(specs, skew=timedelta(seconds=max(map(abs, skews[:beats]), default=0)), claims=claims)
         self.hosts: list[Host] = []
         self.chance = chance
         self.latency = latency
@@ -419,7 +479,7 @@ class World:
             self.leases.wipe()
 
     def outage(self, begin: float, seconds: float, *rooms: Room) -> None:
-        """Plan that no beat reaches these rooms (none named: any) for a while."""
+        """Plan that no beat reaches these rooms (none named: store and lease) for a while."""
         named: tuple[Room, ...] = rooms or ("store", "lease")
         self.at(begin, lambda: self.down.update(named))
         self.at(begin + seconds, lambda: self.down.difference_update(named))
@@ -446,6 +506,7 @@ class World:
         self.trace.end = self.instant()
         self.trace.leaders = [h.name for h in self.hosts if not h.dead and h.elector.lease() is not None]
         self.trace.alive = [h.name for h in self.hosts if not h.dead and not h.tick.ended]
+        self.trace.open = self.store.open_occurrences()
         self._end()
         return self.trace
 
@@ -486,8 +547,10 @@ class World:
         planned = self._faults.get((host.number, room, call))
         if planned is not None or not self.chance or self.random.random() >= self.chance:
             return planned
-        what = self.random.choice(BY_CHANCE)
+        what = self.random.choice(BY_CHANCE[room])
         seconds = self.random.choice((0.5, 4.0, 9.5, 12.0, 25.0)) if not what.endswith("lost") else 0.0
+        if what == "request late":
+            seconds += TIMEOUT
         return Fault(host.number, room, call, what, seconds, suspended=self.random.random() < 0.3)
 
     def latencies(self) -> tuple[float, float]:
@@ -499,16 +562,22 @@ class World:
     def log(self, line: str) -> None:
         self.trace.lines.append(f"{self.now / 1e6:10.6f} {line}")
 
-    def observe(self, host: Host, name: str, args: Any, answer: Any) -> list[Sent]:
+    def arrive(self, host: Host, room: Room, name: str, ask: Callable[[], object], args: Any) -> None:
+        """Let a request that was given up reach its server."""
+        if room not in self.down:
+            self.log(f"{host.name} {room}.{name} arrives late")
+            self.observe(host, name, args, ask(), given_up=True)
+
+    def observe(self, host: Host, name: str, args: Any, answer: Any, *, given_up: bool = False) -> list[Sent]:
         """Note what a call did: consume the queue, read the new audit records."""
         trace, at, clock = self.trace, self.instant(), host.clock.now()
         trusted = host.elector.lease() is not None
         news = []
-        for queue in self.store.queues.values():
-            for payload in queue:
-                p = json.loads(payload)
-                nominal = from_iso(p["nominal"])
-                news.append(Sent(p["entry"], nominal, p["late"], p["epoch"], host.name, at, clock, trusted))
+        for queue in (*self.store.queues.values(), self.broker.arrived):
+            for body in queue:
+                p = json.loads(body)
+                nominal, how = from_iso(p["nominal"]), (p["late"], p["epoch"], host.name, at, clock, trusted)
+                news.append(Sent(p["entry"], nominal, *how, body, given_up))
                 self.log(f"  {p['entry']}@{p['nominal']}{' late' if p['late'] else ''}")
             queue.clear()
         trace.sent += news

@@ -155,8 +155,8 @@ def test_five_beats_killed_at_random_send_everything_once(seed: int) -> None:
 class Unfenced(MemoryStore):
     """Believes whoever comes, whatever was decided."""
 
-    def take_office(self, epoch: int, holder: str = "") -> Office | None:
-        return super().take_office(max(epoch, self._data.fence), holder)
+    def take_office(self, epoch: int, holder: str = "", **options: Any) -> Office | None:
+        return super().take_office(max(epoch, self._data.fence), holder, **options)
 
     def _refused(self, epoch: int) -> Verdict | None:
         return None
@@ -172,8 +172,8 @@ class Unfenced(MemoryStore):
 class Forgetful(MemoryStore):
     """Tells a new leader of no cursor."""
 
-    def take_office(self, epoch: int, holder: str = "") -> Office | None:
-        office = super().take_office(epoch, holder)
+    def take_office(self, epoch: int, holder: str = "", **options: Any) -> Office | None:
+        office = super().take_office(epoch, holder, **options)
         return office and Office(office.time, office.fresh, {}, ())
 
 

@@ -402,13 +402,78 @@ def test_check_leaves_out_with_a_warning_where_strict_is_false() -> None:
     assert ids(TzBeat(an_app(beat_schedule=bad, tzbeat_strict=False)).check()) == ["tzbeat.W104", "tzbeat.W201"]
 
 
-def test_check_warns_of_beats_that_differ(ground: Ground) -> None:
-    ground.attend("one:1:a", fingerprint="f1", tzdata="2020a")
-    ground.attend("two:1:b", fingerprint="f2")
+def by_id(ground: Ground) -> dict[str, Finding]:
+    return {finding.id: finding for finding in ground.tz.check()}
+
+
+def test_check_warns_of_beats_that_differ_and_names_what_differs(ground: Ground) -> None:
+    ground.attend("one:1:a", fingerprint="f1", tzdata="2020a", role="standby")
+    ground.attend("two:1:b", fingerprint="f2", role="standby", release="2.1")
     ground.attend("gone:1:c", fingerprint="f3", ago=60)
-    found = {finding.id: finding for finding in ground.tz.check()}
+    ground.store.tell_entries("f1", {"kept": "1", "changed": "1", "gone": "1"})
+    ground.store.tell_entries("f2", {"kept": "1", "changed": "2", "added": "1"})
+    found = by_id(ground)
     assert set(found) == {"tzbeat.W202", "tzbeat.W203", "tzbeat.W206"}
-    assert found["tzbeat.W202"].text == "the beats alive have different entries: f1 on one:1; f2 on two:1"
+    assert found["tzbeat.W202"].text == (
+        "the beats alive have different entries: f1 on one:1; f2 on two:1 (release 2.1) "
+        "(only with the first: 'gone'; only with the second: 'added'; defined differently: 'changed')"
+    )
+    assert found["tzbeat.W203"].text.startswith("the beats alive have different zone files: 2020a on one:1; 2")
+
+
+def test_check_names_nothing_where_a_beat_does_not_tell_its_entries(ground: Ground) -> None:
+    ground.attend("one:1:a", fingerprint="f1", role="standby")
+    ground.attend("two:1:b", fingerprint="f2", role="standby")
+    ground.store.tell_entries("f1", {"kept": "1"})
+    assert by_id(ground)["tzbeat.W202"].text == "the beats alive have different entries: f1 on one:1; f2 on two:1"
+
+
+def own_entries(ground: Ground) -> tuple[str, dict[str, str]]:
+    reading = configuration(ground.app)[1]
+    return reading.fingerprint, {name: entry.fingerprint for name, entry in reading.entries.items()}
+
+
+def test_check_warns_where_the_leader_has_other_entries_than_this_code_and_names_them(ground: Ground) -> None:
+    _, own = own_entries(ground)
+    ground.attend(fingerprint="older", release="1.9")
+    ground.store.tell_entries("older", {"tick": own["tick"], "nightly": "another", "removed": "x"})
+    found = by_id(ground)
+    assert "tzbeat.W202" not in found, "there is but one beat"
+    assert found["tzbeat.W208"].text == (
+        "the leader host:1 (release 1.9) has other entries than this code: "
+        "only with it: 'removed'; defined differently: 'nightly'"
+    )
+
+
+def test_check_says_that_it_does_not_know_what_a_leader_of_an_older_kind_has(ground: Ground) -> None:
+    ground.attend(fingerprint="older")
+    assert by_id(ground)["tzbeat.W208"].text.endswith("has other entries than this code: not known which")
+    ground.attend(fingerprint="older", entries=0)
+    assert by_id(ground)["tzbeat.W208"].text.endswith("only in this code: 'nightly', 'tick'")
+
+
+def test_check_does_not_warn_of_a_leader_with_this_codes_entries_nor_of_a_standby(ground: Ground) -> None:
+    fingerprint, _ = own_entries(ground)
+    ground.attend(fingerprint=fingerprint)
+    assert "tzbeat.W208" not in by_id(ground)
+    ground.attend("two:1:b", fingerprint="newer", role="standby")
+    assert set(by_id(ground)) == {"tzbeat.W202", "tzbeat.W206"}
+
+
+def test_what_a_beat_of_an_older_release_says_is_read_and_what_nobody_understands_is_left_out(ground: Ground) -> None:
+    ground.attend("one:1:a")
+    ground.attend("two:1:b")
+    ground.attend("three:1:c")
+    keys = ground.store.keys
+    with redis.Redis.from_url(ground.settings.url) as client:
+        said = json.loads(client.get(keys.beat("one:1:a")))
+        for name in ("release", "schema", "path", "hindered", "epoch"):
+            del said[name]
+        client.set(keys.beat("one:1:a"), json.dumps(said))
+        client.set(keys.beat("two:1:b"), '{"v": 9, "identity": {}}')
+        client.set(keys.beat("three:1:c"), "\x00")
+    (old,) = ground.tz.beats()
+    assert (old.beat, old.release, old.schema, old.path, old.hindered, old.epoch) == ("one:1:a", "", 1, "", False, 0)
 
 
 def test_check_warns_of_cursors_ahead_of_the_stores_clock(ground: Ground) -> None:
@@ -427,6 +492,36 @@ def test_check_warns_of_a_server_that_evicts_and_keeps_nothing(empty_server: Loc
 def test_check_warns_of_a_store_that_is_written_differently(ground: Ground) -> None:
     ground.app.conf.tzbeat_url = ground.settings.url.replace("127.0.0.1", "localhost")
     assert "tzbeat.W207" in ids(ground.tz.check())
+    ground.app.conf.broker_url = "amqp://guest:secret@localhost:1//"
+    assert "tzbeat.W207" not in ids(ground.tz.check()), "a broker that is no Redis is meant to be another"
+
+
+def test_the_route_is_found_out_as_a_beat_does(ground: Ground, make_server: Any) -> None:
+    url = ground.settings.url
+    assert ground.tz.route().to_dict() == {
+        "name": "same server",
+        "why": "what the store's connection pushes arrives through the broker's",
+    }
+    spelled = an_app(url, tzbeat_url=url.replace("127.0.0.1", "localhost"))
+    assert TzBeat(spelled).route().name == "same server"
+    other = TzBeat(an_app(url, tzbeat_url=make_server().url)).route()
+    assert (other.name, other.why) == (
+        "claims",
+        "what the store's connection pushes does not arrive through the broker's",
+    )
+    rabbit = TzBeat(an_app("amqp://guest:secret@localhost:1//", tzbeat_url=url)).route()
+    assert (rabbit.name, rabbit.why) == ("claims", "the broker 'amqp://guest:**@localhost:1//' is not a Redis")
+    database = TzBeat(an_app(url, tzbeat_url=url[:-1] + "3")).route()
+    assert (database.name, database.why) == ("claims", "the broker uses database 0, the store database 3")
+    with redis.Redis.from_url(url) as client:
+        assert client.keys("*probe*") == []
+
+
+def test_the_route_is_not_known_where_nobody_answers_or_the_settings_are_wrong() -> None:
+    down = TzBeat(an_app()).route()
+    assert down.to_dict()["name"] is None
+    assert "does not answer" in down.why
+    assert TzBeat(an_app(tzbeat_lease=0)).route().name == ""
 
 
 def test_where_entries_stand(ground: Ground) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,7 +14,11 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
+from celery_tzbeat.beat.scheduler import open_store
 from celery_tzbeat.cli import tzbeat
+from celery_tzbeat.model import Presence
+from celery_tzbeat.settings import Settings
+from celery_tzbeat.testing.server import LocalServer
 
 NEW_YORK = "America/New_York"
 OURS = "celery_tzbeat:Scheduler"
@@ -220,6 +226,8 @@ def test_health_and_check_answer_without_the_store() -> None:
     assert found["ok"]
     assert [finding["id"] for finding in found["findings"]] == ["tzbeat.W201"]
     assert found["settings"]["tzbeat_lease"] == 10.0
+    assert found["path"]["name"] is None
+    assert "does not answer" in found["path"]["why"]
 
 
 @pytest.mark.parametrize("args", [("list",), ("show", "tick"), ("leader",), ("health",), ("check",)])
@@ -243,6 +251,46 @@ def test_check_prints_the_settings_in_force_without_passwords() -> None:
     assert "redis://me:**@localhost:1/0" in found.output
     assert "secret" not in found.output
     assert ["tzbeat_lease", "4", "s"] in [line.split() for line in found.output.splitlines()]
+
+
+def test_check_says_by_which_path_a_beat_would_send_and_why() -> None:
+    app = an_app(broker_url="amqp://me:secret@localhost:1//", tzbeat_url=DOWN)
+    why = "the broker 'amqp://me:**@localhost:1//' is not a Redis"
+    assert f"sends by the path: claims ({why})\n" in run("check", app=app).output
+    assert answer("check", app=app)["path"] == {"name": "claims", "why": why}
+    assert "sends by the path: not known (" in run("check").output
+
+
+def test_leader_shows_the_release_and_path_of_each_beat(empty_server: LocalServer) -> None:
+    app = an_app(broker_url=empty_server.url, tzbeat_release="2.1")
+    with closing(open_store(Settings.read(app))) as store:
+        for beat, more in (("one:1:a", {"release": "2.1", "path": "claims"}), ("two:2:b", {})):
+            store.attend(
+                Presence(
+                    beat=beat,
+                    host="h",
+                    pid=1,
+                    version="0",
+                    tzdata="2026c",
+                    fingerprint="f",
+                    role="standby",
+                    why="a reason",
+                    last_tick=store.time(),
+                    next_due=None,
+                    skew=0.0,
+                    entries=2,
+                    embedded=False,
+                    **more,  # type: ignore[arg-type]
+                )
+            )
+    found = run("leader", app=app)
+    assert found.exit_code == 1
+    lines = [re.split(r"  +", line.strip()) for line in found.output.splitlines()]
+    assert ["beat", "role", "release", "entries", "path", "last tick", "clock", "why"] in lines
+    (one,), (two,) = ([line for line in lines if line[0] == name] for name in ("one:1:a", "two:2:b"))
+    assert (one[:5], one[-1]) == (["one:1:a", "standby", "2.1", "2", "claims"], "a reason")
+    assert two[:5] == ["two:2:b", "standby", "-", "2", "-"]
+    assert [beat["release"] for beat in answer("leader", app=app)["beats"]] == ["2.1", ""]
 
 
 def test_colours_are_for_terminals_only() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from contextlib import ExitStack
+
 import pytest
+import redis
 
 from celery_tzbeat.errors import InvalidConfiguration
 from celery_tzbeat.store.client import cannot_serve, hide_password, make_client, redis_url
@@ -17,6 +22,9 @@ from celery_tzbeat.store.client import cannot_serve, hide_password, make_client,
         ("rediss://host/0?ssl_cert_reqs=CERT_REQUIRED", "rediss://host/0?ssl_cert_reqs=required"),
         ("rediss://host/0?a=b&ssl_cert_reqs=CERT_NONE", "rediss://host/0?a=b&ssl_cert_reqs=none"),
         ("rediss://host/0?ssl_cert_reqs=optional", "rediss://host/0?ssl_cert_reqs=optional"),
+        ("sentinel://one?master_name=m", "sentinel://one:26379/0?master_name=m"),
+        ("sentinel://u:p%40w@one:1,[::1]:2/3?master_name=m", "sentinel://u:p%40w@one:1,[::1]:2/3?master_name=m"),
+        ("sentinel://:pw@one:1/3?master_name=m;sentinel://two", "sentinel://:pw@one:1,two:26379/3?master_name=m"),
     ],
 )
 def test_a_url_in_kombus_spelling_is_read_as_kombu_means_it(given: str, read: str) -> None:
@@ -24,13 +32,45 @@ def test_a_url_in_kombus_spelling_is_read_as_kombu_means_it(given: str, read: st
     make_client(given, timeout=1).close()
 
 
-@pytest.mark.parametrize("url", ["amqp://host//", "sentinel://host/0", "redis+cluster://host", "http://host"])
+@pytest.mark.parametrize("url", ["amqp://host//", "redis+cluster://host", "http://host"])
 def test_a_scheme_that_is_not_served_is_refused_by_name(url: str) -> None:
     with pytest.raises(InvalidConfiguration, match=url.partition("://")[0].replace("+", r"\+")):
         redis_url(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sentinel://one/0", "needs the master's name"),
+        ("sentinel://one/zero?master_name=m", "the database 'zero' is not a number"),
+        ("sentinel://one:port?master_name=m", "[Pp]ort"),
+        ("sentinel://one,?master_name=m", "a sentinel has no host"),
+        ("sentinel://one?master_name=m;redis://two", "holds redis://"),
+        ("sentinel://one?master=m", "master is not an option"),
+    ],
+)
+def test_a_list_of_sentinels_that_cannot_be_used_is_refused_without_connecting(url: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_client(url, timeout=1)
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_sentinels_that_hang_take_no_longer_all_together_than_one_server(number: int) -> None:
+    with ExitStack() as stack:
+        deaf = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        hosts = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in deaf)
+        client = stack.enter_context(make_client(f"sentinel://{hosts}/0?master_name=m", timeout=1))
+        before = time.monotonic()
+        with pytest.raises(redis.ConnectionError, match="No master found for 'm'"):
+            client.ping()
+        assert 0.9 < time.monotonic() - before < 2
+
+
 def test_no_password_is_shown() -> None:
+    assert hide_password("sentinel://:s3cret@one,two/0?master_name=m&sentinel_password=s3cret") == (
+        "sentinel://:**@one,two/0?master_name=m&sentinel_password=**"
+    )
+    assert hide_password("sentinel://:s3cret@one;sentinel://:s3cret@two") == "sentinel://:**@one;sentinel://:**@two"
     assert hide_password("redis://user:s3cret@host:1/0") == "redis://user:**@host:1/0"
     assert hide_password("redis://:s3cret@host:1/0") == "redis://:**@host:1/0"
 

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import celery.beat
+import kombu
 import pytest
 import redis
 from billiard import current_process
@@ -28,7 +29,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_tzbeat import Scheduler
-from celery_tzbeat.beat.capture import Capture, CaptureChannel
+from celery_tzbeat.beat.capture import Capture, CaptureChannel, SentinelCaptureChannel
 from celery_tzbeat.beat.dispatch import Builder, no_subscriptions_for_results
 from celery_tzbeat.entries import read_entries
 from celery_tzbeat.errors import StoreUnavailable
@@ -164,16 +165,24 @@ class TestKombu:
         assert not capture.broker_answers()
 
     def test_the_seams_are_where_capture_overrides_them(self) -> None:
-        for name in ("_put", "_put_fanout", "_connparams", "conn_or_acquire"):
-            assert name in vars(CaptureChannel)
-            assert name in vars(kombu_redis.Channel), f"kombu has no Channel.{name} any more"
+        for channel, kombus in (
+            (CaptureChannel, kombu_redis.Channel),
+            (SentinelCaptureChannel, kombu_redis.SentinelChannel),
+        ):
+            for name in ("_put", "_put_fanout", "_connparams", "conn_or_acquire"):
+                classes = [cls for cls in channel.__mro__ if name in vars(cls)]
+                assert "celery_tzbeat" in classes[0].__module__, f"{channel.__name__}.{name} is not ours"
+                assert hasattr(kombus, name), f"kombu has no {kombus.__name__}.{name} any more"
         assert callable(kombu_redis.Channel._create_client)
+        assert callable(kombu_redis.Channel._q_for_pri)
         assert isinstance(kombu_redis.Channel.global_keyprefix, str)
 
     def test_a_prefix_is_put_before_the_keys_of_all_commands_that_are_captured(self) -> None:
         # Capture puts the prefix there itself; kombu's client must agree, or workers look elsewhere.
         prefixed = set(kombu_redis.GlobalKeyPrefixMixin.PREFIXED_SIMPLE_COMMANDS)
-        assert {"LPUSH", "PUBLISH", "PEXPIRE", "RPOP", "SMEMBERS"} <= prefixed
+        assert {"LPUSH", "PUBLISH", "RPOP", "SMEMBERS"} <= prefixed
+        # Before 5.7 kombu knows no queues that expire, and so sends no PEXPIRE.
+        assert "PEXPIRE" in prefixed or kombu.VERSION < (5, 7)
 
 
 def stripped(text: bytes) -> dict[str, Any]:
@@ -306,7 +315,7 @@ class TestCelery:
 
         for number in (1, 2):
             message = builder.build(entry, Occurrence("daily", NOON), epoch=number)
-            (command,) = message.commands
+            (command,) = message.parts
             headers = json.loads(command.args[1])["headers"]
             assert headers["check-in"] == number
             assert headers["sentry-monitor-slug"] == "daily"
@@ -329,20 +338,25 @@ class TestRedisPy:
         assert subscription.fileno() == -1
 
     def test_an_error_that_says_not_now_loses_its_code_and_is_told_by_its_class(self, server: LocalServer) -> None:
-        """Fallback: compare the texts."""
+        """Fallback: compare the texts, as for what Redis 6.2 says from inside a script: it puts words before the code."""
+
+        def is_told(caught: Any, kind: type[Exception], code: str) -> bool:
+            return isinstance(caught.value, kind) is not (f"-{code} " in str(caught.value))
+
         with make_client(server.url, timeout=1) as client:
             client.execute_command("REPLICAOF", "127.0.0.1", "9")
             for call in (lambda: client.set("key", 1), lambda: client.eval("return redis.call('SET', 'k', 1)", 0)):
-                with pytest.raises(redis.exceptions.ReadOnlyError) as caught:
+                with pytest.raises(redis.exceptions.ResponseError) as caught:
                     call()
-                assert "READONLY" not in str(caught.value)
+                assert is_told(caught, redis.exceptions.ReadOnlyError, "READONLY")
                 assert isinstance(unavailable(client, caught.value), StoreUnavailable)
 
             client.execute_command("REPLICAOF", "NO", "ONE")
             client.config_set("maxmemory", "1")
             for call in (lambda: client.set("key", 1), lambda: client.eval("return redis.call('SET', 'k', 1)", 0)):
-                with pytest.raises(redis.exceptions.OutOfMemoryError) as full:
+                with pytest.raises(redis.exceptions.ResponseError) as full:
                     call()
+                assert is_told(full, redis.exceptions.OutOfMemoryError, "OOM")
                 assert isinstance(unavailable(client, full.value), StoreUnavailable)
 
             client.config_set("maxmemory", "0")

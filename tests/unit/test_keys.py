@@ -53,6 +53,7 @@ def test_every_name_that_can_be_made_is_in_the_catalogue() -> None:
         keys.occurrence("<key>"),
         keys.open_of("<entry>"),
         keys.beat("<id>"),
+        keys.entries_of("<fingerprint>"),
     }
     assert made <= {keys(kind.name) for kind in CATALOGUE}
     assert len(made) == len([name for name, _ in getmembers(Keys, isfunction) if not name.startswith("_")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from celery import Celery
 
 from celery_tzbeat.errors import InvalidConfiguration, InvalidPolicy
 from celery_tzbeat.model import Policy
-from celery_tzbeat.settings import NOT_BUILT, POLICY_NOT_BUILT, Settings, read_policy
+from celery_tzbeat.settings import NOT_BUILT, POLICY_NOT_BUILT, Settings, read_policy, why_two_servers
 
 BROKER = "redis://localhost:6379/0"
 
@@ -77,15 +78,66 @@ def test_the_namespace_tells_apps_and_databases_apart() -> None:
         ({"tzbeat_policy": {"misfire_grace": "60"}}, "policy misfire_grace is '60'; give seconds or a timedelta"),
         ({"task_always_eager": True}, "task_always_eager is set: tasks would run inside beat"),
         ({"timezone": "Mars/Phobos"}, "timezone 'Mars/Phobos' is unknown; give an IANA name"),
-        ({"broker_url": f"{BROKER};redis://other/0"}, "names several brokers"),
-        ({"broker_read_url": "redis://other/0"}, "broker_read_url and broker_write_url differ"),
-        ({"tzbeat_url": "redis://localhost:6379/3"}, "the broker uses database 0 and tzbeat_url database 3"),
+        ({"broker_url": f"{BROKER};redis://other/0"}, "names several brokers; set tzbeat_url to the Redis"),
+        ({"tzbeat_url": f"{BROKER};redis://other/0"}, "names several servers; name the one that is to keep the ledger"),
+        ({"broker_use_ssl": True}, "set tzbeat_url = 'rediss://localhost:6379/0?ssl_cert_reqs=required'"),
+        (
+            {
+                "broker_url": "redis://:secret@localhost:6379/0",
+                "broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_OPTIONAL, "ssl_ca_certs": "/ca.pem"},
+            },
+            "set tzbeat_url = 'rediss://:**@localhost:6379/0?ssl_cert_reqs=optional&ssl_ca_certs=/ca.pem'",
+        ),
+        ({"broker_url": "sentinel://one;sentinel://two"}, "sentinel:// needs the master's name: add ?master_name="),
+        ({"broker_url": "sentinel://one/x"}, "cannot be used as the store: the database 'x' is not a number"),
+        ({"tzbeat_url": "sentinel://one?master=m"}, "cannot be used: master is not an option of sentinel://"),
+        ({"broker_url": "sentinel://one", "broker_use_ssl": True}, "is not served for a store behind Sentinel"),
     ],
 )
 def test_what_is_refused_is_refused_in_a_sentence(conf: dict[str, Any], sentence: str) -> None:
     found = problems(**conf)
     assert len(found) == 1, found
     assert sentence in found[0]
+
+
+SENTINELS = {"broker_url": "sentinel://:pw@one;sentinel://two:26380", "broker_transport_options": {"master_name": "m"}}
+
+
+def test_a_broker_behind_sentinel_is_the_store_too_with_all_that_its_options_say() -> None:
+    options = {"master_name": "m", "sentinel_kwargs": {"password": "own"}, "min_other_sentinels": 1}
+    settings = Settings.read(an_app(**{**SENTINELS, "broker_transport_options": options}))
+    assert settings.url == settings.lock
+    assert settings.url == (
+        "sentinel://:pw@one:26379,two:26380/0?master_name=m&sentinel_password=own&min_other_sentinels=1"
+    )
+    assert settings.namespace == "proj/0"
+
+
+@pytest.mark.parametrize(
+    ("conf", "why"),
+    [
+        ({}, ""),
+        ({"tzbeat_url": "redis://127.0.0.1:6379/0"}, ""),  # spelled differently: the probe has to tell
+        ({"tzbeat_url": "redis://localhost:6379/3"}, "the broker uses database 0, the store database 3"),
+        ({"broker_url": f"{BROKER};redis://other/0", "tzbeat_url": BROKER}, "names several brokers"),
+        ({"broker_url": [BROKER, "redis://other/0"], "tzbeat_url": BROKER}, "names several brokers"),
+        ({"broker_read_url": "redis://other/0"}, "broker_read_url and broker_write_url differ"),
+        ({"broker_write_url": "redis://other/0"}, "broker_read_url and broker_write_url differ"),
+        ({"broker_url": "amqp://rabbit//", "tzbeat_url": BROKER}, "is not a Redis"),
+        (SENTINELS, ""),
+        ({**SENTINELS, "tzbeat_url": "sentinel://two:26380,one/0?master_name=m"}, ""),
+        ({**SENTINELS, "tzbeat_url": "sentinel://one,two:26380/1?master_name=m"}, "store database 1"),
+        ({**SENTINELS, "tzbeat_url": "sentinel://one,two:26380?master_name=n"}, "for another master"),
+        ({**SENTINELS, "tzbeat_url": "sentinel://one,three?master_name=m"}, "ask other sentinels"),
+        ({**SENTINELS, "tzbeat_url": BROKER}, "the broker follows Sentinel and the store does not"),
+        ({"tzbeat_url": "sentinel://one?master_name=m"}, "the store follows Sentinel and the broker does not"),
+    ],
+)
+def test_whether_broker_and_store_may_be_one_server_is_told_from_their_urls(conf: dict[str, Any], why: str) -> None:
+    app = an_app(**conf)
+    found = why_two_servers(app, Settings.read(app))
+    assert why in found
+    assert bool(why) == bool(found)
 
 
 def test_a_broker_that_is_no_redis_needs_a_store() -> None:
@@ -226,6 +278,35 @@ def test_a_policy_that_cannot_be_followed_is_refused(given: Any, sentence: str) 
     with pytest.raises(InvalidPolicy) as caught:
         read_policy(given, default=Policy())
     assert sentence in str(caught.value)
+
+
+# ---- release
+
+
+def test_no_release_is_named_by_default() -> None:
+    assert Settings.read(an_app()).release == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("2026.11.3", "2026.11.3"), ("v1.2", "1.2"), ("1.0.0-rc1", "1.0.0rc1"), ("7", "7")]
+)
+def test_a_release_is_any_version_that_can_be_compared(given: str, read: str) -> None:
+    assert Settings.read(an_app(tzbeat_release=given)).release == read
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            "d34db33f",
+            "tzbeat_release is 'd34db33f'; give a version that can be compared, such as '2026.11.3' (PEP 440)",
+        ),
+        ("", "tzbeat_release is ''; give a text that is not empty"),
+        (7, "tzbeat_release is 7; give a text that is not empty"),
+    ],
+)
+def test_a_release_that_cannot_be_compared_is_refused(given: Any, sentence: str) -> None:
+    assert problems(tzbeat_release=given) == [sentence]
 
 
 @pytest.mark.parametrize("url", ["unix:///x.sock?db=9&password=hunter2", "redis://h/3?password=hunter2"])

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from celery import Celery
+from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
+from celery_tzbeat.beat.envelope import Envelope
+from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.term import PUBLISHING, REBUILT_AFTER, Events, Replaced, Term
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Unrun
@@ -25,6 +30,7 @@ UTC = timezone.utc
 SECOND = timedelta(seconds=1)
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 RETENTION = timedelta(hours=24)
+APP = Celery("proj", set_as_current=False)
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +116,8 @@ class Beat:
         self.store = store or Faulty(self.clock)
         self.network = Network(self.store)
         self.builder = Builder(self.clock)
+        self.broker = ScriptedBroker()
+        self.path: Path = SameServerPath(self.builder, self.network)  # type: ignore[arg-type]
         self.progress = 0
         self.trusted = True
         self.sent: list[str] = []
@@ -124,15 +132,17 @@ class Beat:
             epoch=epoch,
             store=self.network,  # type: ignore[arg-type]
             agenda=self.agenda,
-            builder=self.builder,
+            path=self.path,
+            publisher=self.broker,  # type: ignore[arg-type]
             clock=self.clock,
             retention=RETENTION,
+            max_skew=timedelta(seconds=300),
             progress=self._progressed,
             trusted=lambda: self.trusted,
             events=Events(
-                sent=lambda e, occurrence: self.sent.append(occurrence.key),
+                sent=lambda occurrence: self.sent.append(occurrence.key),
                 unrun=self.unrun.append,
-                dead=lambda e, occurrence, reason: self.dead.append((occurrence.key, reason)),
+                dead=lambda occurrence, reason: self.dead.append((occurrence.key, reason)),
             ),
         )
         self.term.begin(office)
@@ -170,7 +180,7 @@ def key(second: int, name: str = "e") -> str:
 
 def test_a_new_entry_is_placed_before_anything_else_and_starts_from_now() -> None:
     beat = leader(entry())
-    assert beat.network.calls == ["place"]
+    assert beat.network.calls == ["place", "open_occurrences"]
     assert beat.store.cursors()["e"].nominal == NOW
     assert beat.after(1) == 1.0
     assert beat.pushed() == beat.sent == [key(1)]
@@ -450,11 +460,14 @@ def test_a_leader_that_is_not_sure_to_lead_writes_nothing_into_a_wiped_store() -
     """It may have been replaced while it was frozen; the fence that would say so is gone."""
     beat = leader(entry())
     beat.after(3)
+    beat.network.fail("before", "dispatch")
+    with pytest.raises(StoreUnavailable):
+        beat.after(1)
     beat.store.wipe()
     beat.trusted = False
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="wiped"):
-            beat.after(1)
+            beat.after(0.5)
     assert (beat.store.cursors(), beat.pushed()) == ({}, [])
     beat.trusted = True  # under the same epoch: nobody led meanwhile
     while beat.term.work() == 0.0:
@@ -643,7 +656,8 @@ def test_a_batch_takes_no_more_messages_when_it_is_heavy() -> None:
 
     def build(given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
         message = light(given, occurrence, epoch=epoch)
-        (command,) = message.commands
+        (command,) = message.parts
+        assert isinstance(command, Command)
         return Message((Command("LPUSH", (b"q", command.args[1] + b" " * 400_000), command.keys),), message.bucket)
 
     beat.builder.build = build  # type: ignore[method-assign]
@@ -653,6 +667,214 @@ def test_a_batch_takes_no_more_messages_when_it_is_heavy() -> None:
     beat.after(1)
     assert sizes == [3, 3, 3]
     assert len(beat.pushed()) == 9
+
+
+# ---- by claims
+
+
+class ByClaims(Beat):
+    """A leader whose broker is not the store."""
+
+    def __init__(self, *entries: Entry, **options: Any) -> None:
+        super().__init__(*entries, **options)
+        self.path = ClaimsPath(APP, self, self.network, self.clock)  # type: ignore[arg-type]
+
+    def build(self, given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
+        message = self.builder.build(given, occurrence, epoch=epoch)
+        parts = tuple(Envelope(occurrence.key.encode(), None, None, {}, {}, None, "", "q") for _ in message.parts)
+        return Message(parts, message.bucket)
+
+    @property
+    def arrived(self) -> list[str]:
+        return self.broker.bodies
+
+    @property
+    def open(self) -> list[str]:
+        return [found.occurrence.key for found in self.store.open_occurrences()]
+
+
+def claiming(*entries: Entry, **options: Any) -> ByClaims:
+    beat = ByClaims(*entries, **options)
+    beat.take_office()
+    beat.term.work()
+    return beat
+
+
+def tried(beat: ByClaims, seconds: int) -> None:
+    """Work once a second, whatever fails."""
+    for _ in range(seconds):
+        with suppress(StoreUnavailable):
+            beat.after(1)
+
+
+def test_by_claims_what_is_due_is_claimed_sent_and_confirmed_in_one_tick() -> None:
+    beat = claiming(entry("a"), entry("b"))
+    beat.network.calls.clear()
+    assert beat.after(1) == 1.0
+    assert beat.network.calls == ["claim", "confirm"]
+    assert beat.arrived == beat.sent == [key(1, "a"), key(1, "b")]
+    assert beat.events("claimed") == [("sent", "a", 1), ("sent", "b", 1)]
+    assert beat.open == []
+
+
+def test_by_claims_no_batch_is_larger_than_one_script_takes() -> None:
+    beat = claiming(*(entry(f"e{i}", every("10s")) for i in range(250)))
+    beat.after(10)
+    assert beat.network.calls.count("claim") == beat.network.calls.count("confirm") == 3
+    assert len(set(beat.arrived)) == 250
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_claim_whose_reply_was_lost_is_sent_once(when: str) -> None:
+    beat = claiming(entry("a"), entry("b"))
+    beat.network.fail(when, "claim", times=3)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            beat.after(0 if beat.builder.built else 1)
+    beat.term.work()
+    assert sorted(beat.arrived) == sorted(beat.sent) == [key(1, "a"), key(1, "b")]
+    assert beat.builder.built == [key(1, "a"), key(1, "b")]
+    assert beat.open == []
+    beat.after(1)
+    assert beat.arrived[2:] == [key(2, "a"), key(2, "b")]
+
+
+def test_a_claim_that_arrives_when_it_was_given_up_is_sent() -> None:
+    """A frozen store serves its connections in any order: the claim that was given up may come after the look for it."""
+    beat = claiming(entry())
+    late: list[Any] = []
+    original = beat.store.claim
+
+    def hold(claims: Any, *, epoch: int) -> Any:
+        late.append(claims)
+        beat.store.claim = again  # type: ignore[method-assign]
+        raise StoreUnavailable("a timeout")
+
+    def again(claims: Any, *, epoch: int) -> Any:
+        original(late[0], epoch=epoch)  # it comes just before the second one
+        return original(claims, epoch=epoch)
+
+    beat.store.claim = hold  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        beat.after(1)
+    beat.after(0.5)
+    assert beat.arrived == [key(1)]
+    assert beat.open == []
+
+
+def test_a_successor_sends_open_claims_first_of_all() -> None:
+    first = claiming(entry("a"), entry("b", every("3s")))
+    first.broker.always = "lose"
+    tried(first, 3)
+    second = ByClaims(entry("a"), entry("b", every("3s")), store=first.store, clock=first.clock)
+    second.take_office(2)
+    second.after(0.5)
+    assert second.arrived[:2] == [key(1, "a"), key(3, "b")]
+    assert second.arrived[2:] == [key(2, "a"), key(3, "a")]
+    assert second.open == []
+    first.broker.always = "take"
+    with pytest.raises(Replaced):
+        first.after(10)
+
+
+def test_the_claim_of_an_entry_that_the_successor_does_not_list_is_sent() -> None:
+    first = claiming(entry("gone"))
+    first.broker.always = "lose"
+    tried(first, 1)
+    second = ByClaims(entry("other"), store=first.store, clock=first.clock)
+    second.take_office(2)
+    second.term.work()
+    assert second.arrived == [key(1, "gone")]
+
+
+def test_the_messages_of_an_entry_stay_in_order_when_the_wire_breaks() -> None:
+    beat = claiming(entry("a"), entry("b"))
+    beat.broker.always = "lose"
+    tried(beat, 5)
+    beat.broker.always = "take"
+    tried(beat, 10)
+    for name in "ab":
+        arrived = [at for at in beat.arrived if at.startswith(name)]
+        assert arrived == [key(second, name) for second in range(1, 16)]
+
+
+def test_an_outage_of_the_broker_leaves_one_open_claim_of_an_entry() -> None:
+    beat = claiming(entry("a"), entry("b"))
+    beat.broker.always = "lose"
+    tried(beat, 300)
+    assert len(beat.open) == 2
+    assert beat.term.cut_off
+
+
+def test_what_is_refused_for_long_keeps_its_entry_and_no_other_waiting() -> None:
+    beat = claiming(entry("bad", every("5s")), entry("good"))
+    beat.broker.before = lambda envelope: setattr(
+        beat.broker, "always", "refuse" if envelope.body.startswith(b"bad") else "take"
+    )
+    for second in range(1, 41):
+        beat.after(1)
+        assert beat.arrived[-1] == key(second, "good")
+    assert beat.dead == [(key(5, "bad"), "unroutable"), (key(10, "bad"), "unroutable")]
+    assert beat.open == [key(15, "bad")]
+
+
+def test_by_claims_work_says_when_a_claim_is_tried_again() -> None:
+    beat = claiming(entry(schedule=every("1h")))
+    beat.broker.script.append("refuse")
+    assert beat.after(3600) == 1.0
+    assert beat.after(0.25) == 0.75
+
+
+@pytest.mark.parametrize("call", ["claim", "confirm", "settle"])
+def test_by_claims_a_term_ends_at_whichever_call_meets_a_later_leader(call: str) -> None:
+    beat = claiming(entry())
+    if call == "settle":
+        beat.broker.always = "refuse"
+    beat.network.before[call] = lambda: beat.store.take_office(2) and None
+    with pytest.raises(Replaced):
+        tried(beat, 20)
+    assert beat.network.calls[-1] == call
+    assert (beat.sent, beat.dead) == ([], [])
+
+
+@pytest.mark.parametrize("call", ["claim", "confirm"])
+def test_by_claims_at_whichever_call_a_wiped_store_is_met_nothing_is_sent_twice(call: str) -> None:
+    beat = claiming(entry())
+    beat.network.before[call] = beat.store.wipe
+    for _ in range(5):
+        beat.after(1)
+    assert beat.arrived == [key(i) for i in range(1, 6)]
+    assert beat.network.calls.count("restore") == 1
+    assert beat.open == []
+
+
+def test_by_claims_without_a_message_the_occurrence_is_skipped_by_the_task() -> None:
+    beat = claiming(entry())
+    beat.builder.declines = lambda occurrence: True
+    beat.after(1)
+    assert (beat.arrived, beat.events()) == ([], [("skipped", "e", 1)])
+
+
+def test_a_claim_far_ahead_of_the_stores_clock_ends_the_term() -> None:
+    server = ManualClock(NOW)
+    beat = ByClaims(entry(schedule=every("1h")), store=MemoryStore(server))
+    beat.take_office()
+    beat.term.work()
+    beat.clock.set_wall(NOW + timedelta(days=1))
+    with pytest.raises(Replaced):
+        tried(beat, 3)
+    assert (beat.arrived, beat.open) == ([], [])
+
+
+def test_claims_of_another_path_are_sent_by_a_leader_that_now_shares_the_server() -> None:
+    first = claiming(entry("a"))
+    first.broker.always = "lose"
+    tried(first, 1)
+    second = Beat(entry("a"), store=first.store, clock=first.clock)
+    second.take_office(2)
+    second.after(1)
+    assert second.broker.bodies == [key(1, "a")]
+    assert second.pushed() == [key(2, "a")]
 
 
 def test_a_batch_that_waited_long_is_built_anew_under_the_same_keys() -> None:

@@ -177,7 +177,7 @@ class TestLocalServer:
             "import signal\n"
             "server = LocalServer()\n"
             "server.start()\n"
-            "print('server', server.process.pid, server.data.parent)\n"
+            "print(f'server {server.process.pid} {server.data.parent}')\n"
             "signal.pause()\n",
             env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
@@ -208,7 +208,7 @@ class TestProcess:
         process = python(
             "import subprocess, sys\n"
             "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
-            "print('child', child.pid); child.wait()\n"
+            "print(f'child {child.pid}'); child.wait()\n"
         )
         child = int(process.wait_for_log("child", 30).split()[1])
         assert process.alive
@@ -221,7 +221,7 @@ class TestProcess:
         process = python(
             "import subprocess, sys\n"
             "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
-            "print('child', child.pid)\n"
+            "print(f'child {child.pid}')\n"
         )
         child = int(process.wait_for_log("child", 30).split()[1])
         process.wait(30)

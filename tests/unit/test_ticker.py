@@ -7,9 +7,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from celery import Celery
+from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import Message
+from celery_tzbeat.beat.envelope import Envelope
+from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
 from celery_tzbeat.errors import StoreUnavailable
@@ -17,7 +21,7 @@ from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Presence
 from celery_tzbeat.schedules import every
 from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import Command
+from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Command
 from celery_tzbeat.testing import ManualClock, MemoryLeases, MemoryStore
 
 UTC = timezone.utc
@@ -25,6 +29,7 @@ SECOND = timedelta(seconds=1)
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 LEASE = 10.0
 MAX_SKEW = timedelta(seconds=300)
+APP = Celery("proj", set_as_current=False)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +45,7 @@ class World:
         self.store = MemoryStore(self.server_clock, max_skew=MAX_SKEW)
         self.leases = MemoryLeases(self.server_clock, timedelta(seconds=LEASE))
         self.beats: list[Beat] = []
+        self.two_servers = False
 
     def beat(self, name: str = "one", **options: Any) -> Beat:
         self.beats.append(Beat(self, name, **options))
@@ -60,8 +66,9 @@ class Beat:
     def __init__(self, world: World, name: str, *, skew: float = 0.0, entries: tuple[Entry, ...] | None = None) -> None:
         self.world = world
         self.down = False
-        self.refuses = ""  # what is said when the beat asks whether broker and store are the same
-        self.probes = 0
+        self.broker_down = False
+        self.broker = ScriptedBroker()
+        self.probes = 0  # how often the beat asked whether broker and store are the same
         self.calls: list[str] = []
         self.changes: list[tuple[str, object]] = []
         self.clock = ManualClock(world.server_clock.now() + timedelta(seconds=skew))
@@ -73,19 +80,21 @@ class Beat:
             on_change=lambda: None,
             max_skew=MAX_SKEW,
         )
+        self.same_server = SameServerPath(self, self)  # type: ignore[arg-type]
+        self.by_claims = ClaimsPath(APP, self, self, self.clock)  # type: ignore[arg-type]
         entries = entries if entries is not None else (Entry("e", "proj.task", every("10s")),)
         self.ticker = Ticker(
             identity=Identity(name, f"host of {name}", 7, "0.1", "fingerprint", embedded=True),
             store=self,  # type: ignore[arg-type]
             elector=self.elector,
             agenda=Agenda({e.name: e for e in entries}, "2026c"),
-            builder=self,
+            publisher=self.broker,  # type: ignore[arg-type]
             clock=self.clock,
             lease=timedelta(seconds=LEASE),
             retention=timedelta(days=1),
             max_skew=MAX_SKEW,
-            broker_is_store=self._probe,
-            events=Events(sent=lambda *_: None, unrun=lambda _: None, dead=lambda *_: None),
+            choose_path=self._choose_path,
+            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None),
             changes=Changes(
                 leading=lambda epoch: self.changes.append(("leads", epoch)),
                 standing_by=lambda why: self.changes.append(("stands by", why)),
@@ -103,13 +112,18 @@ class Beat:
 
         return call
 
-    def _probe(self) -> str:
+    def _choose_path(self) -> Path:
         self.probes += 1
-        return self.refuses
+        if self.broker_down:
+            raise StoreUnavailable("the broker does not answer")
+        return self.by_claims if self.world.two_servers else self.same_server
 
     def build(self, given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
         bucket = Bucket.of(occurrence.nominal, given.schedule.shortest_gap)
-        return Message((Command("LPUSH", (b"q", occurrence.key.encode()), (b"q",)),), bucket)
+        body = occurrence.key.encode()
+        if self.world.two_servers:
+            return Message((Envelope(body, None, None, {}, {}, None, "", "q"),), bucket)
+        return Message((Command("LPUSH", (b"q", body), (b"q",)),), bucket)
 
     def step(self) -> float:
         """Step the tick, then the elector, then the tick again, as their threads would."""
@@ -152,7 +166,8 @@ def test_it_asks_for_the_lease_only_after_it_has_seen_the_store() -> None:
     assert not beat.leads
     beat.step()
     assert beat.leads
-    assert [call for call in beat.calls if call != "attend"] == ["take_office", "place"]
+    asked = [call for call in beat.calls if call not in ("attend", "tell_entries", "beats")]
+    assert asked == ["take_office", "place", "open_occurrences"]
     assert beat.calls[0] == "attend"
 
 
@@ -233,26 +248,77 @@ def test_a_leader_whose_clock_goes_wrong_gives_way() -> None:
     assert world.pushed() == [key(10), key(20)]
 
 
-def test_a_beat_whose_broker_is_another_server_never_leads() -> None:
+def test_a_beat_whose_broker_is_another_server_leads_and_sends_by_claims() -> None:
     world = World()
+    world.two_servers = True
     beat = world.beat()
-    beat.refuses = "the broker is not the store's Redis"
     beat.step()
-    run(world, 40)
-    assert not beat.leads
-    assert "take_office" not in beat.calls
-    assert beat.presence.why == "the broker is not the store's Redis"
+    run(world, 25)
+    assert beat.leads
+    assert beat.presence.path == "claims"
     assert world.pushed() == []
+    assert beat.broker.bodies == [key(10), key(20)]
+    assert world.store.open_occurrences() == []
 
 
-def test_a_broker_that_has_become_the_stores_is_seen() -> None:
+def test_a_beat_that_does_not_know_its_path_does_not_lead() -> None:
     world = World()
     beat = world.beat()
-    beat.refuses = "another server"
-    run(world, 5)
-    beat.refuses = ""
+    beat.broker_down = True
+    run(world, 30)
+    assert not beat.leads
+    assert beat.presence.path == ""
+    assert world.pushed() == []
+    beat.broker_down = False
     run(world, 5)
     assert beat.leads
+
+
+def test_a_path_that_has_changed_begins_the_term_anew_and_leaves_no_claim_open() -> None:
+    world = World()
+    world.two_servers = True
+    beat = world.beat(entries=(Entry("e", "proj.task", every("1s")),))
+    beat.step()
+    beat.broker.always = "lose"
+    run(world, 4)
+    assert [found.occurrence.key for found in world.store.open_occurrences()] == [key(1)]
+    world.two_servers = False  # the broker has moved to the store's server, as the next failure shows
+    run(world, 4)
+    beat.broker.always = "take"
+    run(world, 8)
+    assert beat.broker.bodies == [key(1)]
+    assert world.pushed() == [key(i) for i in range(2, 17)]
+    assert world.store.open_occurrences() == []
+    assert beat.calls.count("take_office") == 2
+
+
+def test_a_leader_whose_broker_alone_does_not_answer_leaves_leading_to_a_standby() -> None:
+    world = World()
+    world.two_servers = True
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    run(world, 5)
+    one.broker.always = "lose"
+    run(world, 45)
+    assert (one.leads, two.leads) == (False, True)
+    assert "broker does not answer" in " ".join(str(why) for kind, why in one.changes if kind == "stands by")
+    assert two.broker.bodies == [key(i) for i in (10, 20, 30, 40, 50)]
+    assert world.store.open_occurrences() == []
+
+
+def test_a_lone_leader_whose_broker_does_not_answer_leads_on_and_sends_when_it_does() -> None:
+    world = World()
+    world.two_servers = True
+    beat = world.beat()
+    beat.step()
+    beat.broker.always = "lose"
+    run(world, 45)
+    assert beat.leads
+    beat.broker.always = "take"
+    run(world, 35)
+    assert beat.broker.bodies == [key(i) for i in range(10, 81, 10)]
+    assert [kind for kind, _ in beat.changes] == ["leads"]
 
 
 def test_the_broker_is_asked_once_and_again_after_a_failure() -> None:
@@ -273,18 +339,23 @@ def test_a_store_that_needs_a_newer_release_is_left_to_others() -> None:
     world.store.take_office(1)
     world.store.need(99)
     beat = world.beat()
-    while "take_office" not in beat.calls:
-        world.advance(1)
-        beat.step()
+    run(world, 30)
     assert not beat.leads
     assert "99" in beat.elector.why
-    leading = 0
-    for _ in range(int(LEASE) - 1):  # a newer beat has a whole lease to come first
-        world.advance(1)
-        beat.step()
-        leading += beat.leads
-    assert leading == 0
-    assert beat.calls.count("take_office") == 1
+    assert "take_office" not in beat.calls
+    assert world.pushed() == []
+
+
+def test_a_store_that_comes_to_need_a_newer_release_in_between_has_a_whole_lease_to_find_one() -> None:
+    world = World()
+    world.store.take_office(1)
+    beat = world.beat()
+    beat.ticker.step()
+    world.store.need(99)
+    beat.elector.step()
+    beat.elector.step()
+    run(world, int(LEASE) - 1)
+    assert not beat.leads
     assert world.pushed() == []
 
 
@@ -295,6 +366,7 @@ def test_a_leader_that_meets_a_later_one_in_office_gives_way_at_once() -> None:
     world = World()
     beat = world.beat(entries=(Entry("e", "proj.task", every("1s")),))
     beat.step()
+    beat.ticker.step()
     lease = beat.elector.lease()
     assert lease is not None
     world.store.take_office(lease.epoch + 5)
@@ -439,7 +511,7 @@ def test_a_standby_touches_no_wiped_store() -> None:
     for _ in range(5):
         world.advance(1)
         two.step()
-    assert set(two.calls) == {"attend"}
+    assert set(two.calls) == {"attend", "tell_entries"}
     assert world.store.cursors() == {}
 
 
@@ -460,7 +532,9 @@ def test_presence_of_a_leader() -> None:
     world = World()
     beat = world.beat(skew=2)
     beat.step()
-    run(world, 4)
+    run(world, 5)
+    lease = beat.elector.lease()
+    assert lease is not None
     assert beat.presence == Presence(
         beat="one",
         host="host of one",
@@ -475,6 +549,9 @@ def test_presence_of_a_leader() -> None:
         skew=2.0,
         entries=1,
         embedded=True,
+        schema=SCHEMA_WRITTEN,
+        path="same server",
+        epoch=lease.epoch,
     )
 
 

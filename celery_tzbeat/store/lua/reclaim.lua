@@ -1,7 +1,7 @@
 -- Take over an open claim, to send it again under the same task id (state table line 11).
 -- KEYS[6] occurrence record
 -- ARGV[5] entry, nominal
--- Returns {'DONE', dispatch, payload} or {verdict}; DECIDED where there is no open claim.
+-- Returns {'DONE', dispatch, payload, bucket number, done field} or {verdict}; DECIDED where there is no open claim.
 -- Guard: fence; a claim of this very epoch is in this leader's own hands.
 local refusal = refused()
 if refusal then return { refusal } end
@@ -9,4 +9,5 @@ local state, claimed_by = unpack(redis.call('HMGET', KEYS[6], 'state', 'epoch'))
 if state ~= 'claimed' or tonumber(claimed_by) >= epoch then return { 'DECIDED' } end
 redis.call('HSET', KEYS[6], 'epoch', ARGV[1])
 note('reclaimed', ARGV[5], ARGV[6], ARGV[6], 1, claimed_by)
-return { 'DONE', redis.call('HGET', KEYS[6], 'dispatch'), redis.call('HGET', KEYS[6], 'payload') }
+local dispatch, payload, number, field = unpack(redis.call('HMGET', KEYS[6], 'dispatch', 'payload', 'number', 'field'))
+return { 'DONE', dispatch, payload, number, field }

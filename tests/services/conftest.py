@@ -1,0 +1,42 @@
+"""The service suite: beats on a real RabbitMQ, or on a Redis that is not the store. `tox run -e services`.
+
+Nothing here is skipped: without a RabbitMQ on 127.0.0.1:5672 that `rabbitmqctl` can control, each test fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from observe import Bench
+from proxy import Proxy
+from rabbit import ADDRESS, Inbox, virtual_host
+
+from celery_tzbeat.testing.server import LocalServer
+
+
+@pytest.fixture(scope="session")
+def vhost() -> Iterator[str]:
+    """A virtual host of this run alone."""
+    with virtual_host() as name:
+        yield name
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    """A proxy before RabbitMQ, of this test alone."""
+    with Proxy(ADDRESS) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bench(make_project: Callable[[str], Any], aof_server: LocalServer, vhost: str, proxy: Proxy) -> Iterator[Bench]:
+    """An app on RabbitMQ behind the proxy, with a store whose data survive a kill, and all that looks at it."""
+    project = make_project(f"amqp://guest:guest@127.0.0.1:{proxy.port}/{vhost}")
+    bench = Bench(project, aof_server, f"proj/{vhost}", lambda queue: Inbox(vhost, queue))
+    bench.inbox()
+    yield bench
+    project.kill_all()
+    for inbox in bench.inboxes.values():
+        inbox.close()
