@@ -7,7 +7,9 @@
     ├── InvalidConfiguration (ValueError)   every problem of settings and entries, at once
     ├── EntryNotFound        (LookupError)  no entry has this name
     ├── StoreUnavailable                    the store did not answer, or answered that it cannot serve now
-    └── StoreUnreadable                     the store holds what this release must not touch
+    ├── StoreUnreadable                     the store holds what this release must not touch
+    ├── Permanent                           raised in a task: no retry, a dead letter at once
+    └── Cancelled                           raised in a task that was asked to stop
 
 Races are not errors: a claim that somebody else won is a value (`celery_tzbeat.store.Verdict`).
 """
@@ -68,3 +70,11 @@ class StoreUnavailable(TzBeatError):
 
 class StoreUnreadable(TzBeatError):
     """The store answers, but holds what this release cannot or must not touch: a newer schema, a key of another type."""
+
+
+class Permanent(TzBeatError):
+    """Raised in a task: this failure will not pass, so there is no retry; the run ends in the dead letters at once."""
+
+
+class Cancelled(TzBeatError):
+    """Raised in a task by `run.raise_if_cancelled`: somebody asked this run to stop. The run ends as revoked."""

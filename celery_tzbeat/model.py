@@ -93,15 +93,55 @@ class Schedule(Protocol):
 
 
 Catchup = Literal["latest", "all", "skip"]
+Overlap = Literal["allow_all", "skip", "buffer_one", "cancel_other"]
+Delivery = Literal["at_least_once", "at_most_once"]
+OnAbandoned = Literal["auto", "redispatch", "dead_letter"]
+OnStoreDown = Literal["run", "hold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a failed attempt is tried again, without a line in the task: at most `max_attempts` attempts in all.
+
+    The wait before attempt n + 1 is ``min(max_delay, delay * 2 ** (n - 1))`` for "exponential", `delay` for "fixed", none
+    for "none"; with `jitter`, times a factor in [0.5, 1] by the key's hash. `only` and `never` name exception classes by
+    their dotted or bare names: with `only`, no other is retried; what `never` names is not.
+    """
+
+    max_attempts: int = 3
+    delay: timedelta = timedelta(seconds=10)
+    backoff: Literal["exponential", "fixed", "none"] = "exponential"
+    max_delay: timedelta = timedelta(hours=1)
+    jitter: bool = True
+    only: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is decided about an entry's occurrences beyond when they are due. Validated by `settings.read_policy`."""
+    """What is decided about an entry's occurrences beyond when they are due. Validated by `settings.read_policy`.
+
+    Every field from `overlap` on travels with the message, where it is not the default (`travelling`).
+    """
 
     misfire_grace: timedelta = timedelta(seconds=60)
     catchup: Catchup = "latest"
     catchup_window: timedelta = timedelta(days=7)
+    overlap: Overlap = "allow_all"
+    delivery: Delivery = "at_least_once"
+    timeout: timedelta | None = None
+    kill_after: timedelta = timedelta(seconds=30)
+    retry: Retry | None = None
+    max_deliveries: int = 5
+    run_lease: timedelta = timedelta(seconds=60)
+    start_within: timedelta = timedelta(hours=1)
+    on_abandoned: OnAbandoned = "auto"
+    on_store_down: OnStoreDown | None = None  # None: "run", and "hold" for at_most_once
+
+    @property
+    def holds_when_store_is_down(self) -> bool:
+        """Whether a run waits for a store that is down, rather than start without its leave."""
+        return (self.on_store_down or ("hold" if self.delivery == "at_most_once" else "run")) == "hold"
 
 
 def _stable(value: Any) -> Any:

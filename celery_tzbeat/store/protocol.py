@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
-from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Presence, Unrun
+from celery_tzbeat.deliveries import DeadLetter
+from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Policy, Presence, Unrun
 
 from .keys import Bucket
 
@@ -117,6 +118,41 @@ class OpenOccurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """A run as it stands in the ledger."""
+
+    key: str
+    entry: str
+    nominal: datetime | None
+    token: str
+    worker: str
+    order: tuple[int, int]  # dispatch, retries
+    starts: int
+    deadline: datetime
+    acks_late: bool
+    policy: Policy
+    payload: bytes
+    bucket: Bucket
+    cancelled: bool = False
+    progress: tuple[int, int | None] | None = None
+
+
+RequestKind = Literal["cancel", "replay", "discard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an operator asks of whoever leads. `id` is the store's, empty until it is put."""
+
+    kind: RequestKind
+    key: str
+    by: str  # who asks
+    why: str
+    expires: datetime
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Office:
     """What a leader finds when it takes office."""
 
@@ -190,6 +226,49 @@ class Store(Protocol):
 
     def settle(self, claimed: Claimed, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
         """Settle an open claim without a message: withdrawn (line 29), dead with a letter, lost … (lines 10, 14)."""
+
+    # ---- tracked occurrences: what a leader does about runs (lines 14, 25 to 30)
+
+    def workers_lived(self) -> bool:
+        """Return whether a worker half lived within the retention: occurrences are tracked then."""
+
+    def lapsed(self, *, limit: int = BATCH) -> list[Run]:
+        """Return runs whose lease has lapsed by the store's clock, the longest first."""
+
+    def abandon(self, run: Run, *, epoch: int) -> Answer:
+        """Write that a lapsed run is abandoned (line 25); where a successor stands by, it is published instead.
+
+        DECIDED where its token has beaten, ended or gone since `run` was read. Whether the view was unbroken is the
+        caller's to judge.
+        """
+
+    def redispatch(self, found: OpenOccurrence, payload: bytes, *, epoch: int) -> Answer:
+        """Move an abandoned occurrence to claimed, under the next dispatch, which is in `payload` (line 26)."""
+
+    def replay(
+        self, request: Request, letter: DeadLetter, claim: Claimed, payload: bytes, *, dispatch: int, epoch: int
+    ) -> Answer:
+        """Move a dead occurrence to claimed, under a higher dispatch; letter and request go in the same script (line 28)."""
+
+    def discard(self, request: Request, key: str, *, epoch: int) -> Answer:
+        """Drop a dead letter; its done mark stays (line 28)."""
+
+    def cancel(self, request: Request, key: str, *, epoch: int) -> Answer:
+        """Withdraw what does not run (line 29), or ask what runs to stop (line 30). DECIDED where nothing is open."""
+
+    # ---- requests of operators, which the leader carries out
+
+    def ask(self, request: Request) -> str:
+        """Put a request; return its id. Kept until it is carried out or its expiry has passed."""
+
+    def requests(self, *, limit: int = BATCH) -> list[Request]:
+        """Return the oldest requests."""
+
+    def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:
+        """Take a request off with an outcome in words: refused, expired …"""
+
+    def outcome(self, id: str) -> str | None:
+        """Return what became of a request; None while it waits."""
 
     def open_occurrences(self) -> list[OpenOccurrence]:
         """Return the unsettled occurrences, the most urgent first."""
