@@ -31,6 +31,8 @@ TRAVELLING = (
     "on_store_down",
 )
 
+DEFAULT_POLICY = Policy()
+
 
 def policy_to_dict(policy: Policy) -> dict[str, Any]:
     """Return what a message carries of a policy: the fields of TRAVELLING that are not the default; spans in seconds."""
@@ -82,7 +84,7 @@ class Ticket:
     dispatch: int
     number: int
     field: int
-    policy: Policy = Policy()
+    policy: Policy = DEFAULT_POLICY
 
     @property
     def occurrence(self) -> Occurrence | None:

@@ -1,4 +1,4 @@
-"""What the worker half asks of the ledger: lines 12 to 24 and 27 of the state table. Beside `protocol`, which is the leader's.
+"""What the worker half asks of the ledger: lines 12 to 24 and 27 of the state table. `protocol` is the leader's.
 
 A worker has no epoch. Its scripts are conditional on the run's *token* (a name that the worker makes up for one start) and on
 the delivery's *order*. Races are values. The only exceptions are StoreUnavailable (asked, not known whether it happened:
