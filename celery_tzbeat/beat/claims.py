@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from celery_tzbeat.clock import Clock, Reading
+from celery_tzbeat.envelopes import Parcel
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Occurrence, iso
 from celery_tzbeat.store.protocol import BATCH, Claimed, OpenOccurrence, Store, Verdict
 
 from .agenda import BACKOFF_FIRST, BACKOFF_LONGEST
-from .envelope import Parcel
 from .publisher import Fate, Publisher
 
 logger = logging.getLogger(__name__)

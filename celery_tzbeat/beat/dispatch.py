@@ -14,12 +14,11 @@ from typing import Any, Protocol
 from celery import Celery
 from celery.beat import ScheduleEntry
 
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Entry, Occurrence, iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Command
-
-from .envelope import Envelope
 
 #: The version of the header `meta.tzbeat`.
 HEADER_VERSION = 1

@@ -1,94 +1,20 @@
-"""A message as any broker takes it: captured before it is sent, kept in the ledger, sent later or again.
+"""A channel that keeps messages instead of sending them, for any broker; and connections that wait for nothing long.
 
 kombu hands a channel two things: what to prepare a message from, and where to publish it. `RecordingChannel` keeps both
-instead of publishing; everything else (declaring queues) goes to the broker as always.
+(`Envelope`) instead of publishing; everything else (declaring queues) goes to the broker as always.
 
 Seam: `prepare_message` and `basic_publish` of kombu's channels, called by `Producer._publish`; a contract test holds them.
 """
 
 from __future__ import annotations
 
-import base64
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery
-from kombu.utils.json import dumps, loads
 
-from celery_tzbeat.model import from_iso, iso
-
-#: Headers that hold an instant, which was counted from the time of building where the entry gave a duration.
-COUNTED = ("expires", "eta")
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """One message: its parts as kombu prepares them, and where it goes. `body` is what travels, as bytes."""
-
-    body: bytes
-    content_type: str | None
-    content_encoding: str | None
-    headers: dict[str, Any]
-    properties: dict[str, Any]
-    priority: int | None
-    exchange: str
-    routing_key: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "body": base64.b64encode(self.body).decode(),
-            "content_type": self.content_type,
-            "content_encoding": self.content_encoding,
-            "headers": self.headers,
-            "properties": self.properties,
-            "priority": self.priority,
-            "exchange": self.exchange,
-            "routing_key": self.routing_key,
-        }
-
-    @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> Envelope:
-        return cls(**{**form, "body": base64.b64decode(form["body"])})
-
-    def later(self, by: timedelta, counted: tuple[str, ...]) -> Envelope:
-        """Return the envelope with the named headers moved: a relative expiry or countdown is counted anew."""
-        moved = {
-            name: iso(from_iso(self.headers[name]) + by) for name in counted if isinstance(self.headers.get(name), str)
-        }
-        return replace(self, headers={**self.headers, **moved}) if moved else self
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """The messages of one occurrence as the ledger keeps them with a claim."""
-
-    envelopes: tuple[Envelope, ...]
-    built_at: datetime
-    counted: tuple[str, ...]  # those headers of COUNTED that the entry gave as a duration
-
-    def to_bytes(self) -> bytes:
-        form = {
-            "v": 1,
-            "envelopes": [envelope.to_dict() for envelope in self.envelopes],
-            "built_at": iso(self.built_at),
-            "counted": list(self.counted),
-        }
-        return bytes(dumps(form).encode())
-
-    @classmethod
-    def from_bytes(cls, payload: bytes) -> Parcel:
-        form = loads(payload)
-        return cls(
-            envelopes=tuple(Envelope.from_dict(part) for part in form["envelopes"]),
-            built_at=from_iso(form["built_at"]),
-            counted=tuple(form["counted"]),
-        )
-
-    def at(self, now: datetime) -> tuple[Envelope, ...]:
-        """Return the envelopes as they are to be sent now."""
-        return tuple(envelope.later(now - self.built_at, self.counted) for envelope in self.envelopes)
+from celery_tzbeat.envelopes import Envelope
 
 
 class RecordingChannel:

@@ -16,6 +16,7 @@ from celery import Celery
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_tzbeat.clock import Clock
+from celery_tzbeat.envelopes import COUNTED, Envelope, Parcel
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Cursor, Entry, Occurrence
 from celery_tzbeat.store.client import cannot_serve
@@ -24,7 +25,6 @@ from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispat
 from .capture import Capture
 from .claims import Claims
 from .dispatch import Builder, BuildFailed, Message
-from .envelope import COUNTED, Envelope, Parcel
 
 EXPIRES, ETA = COUNTED
 

@@ -14,9 +14,10 @@ from typing import Any
 from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, NotFound, RecoverableChannelError
 from celery import Celery
 
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 
-from .envelope import Envelope, bounded_connection, drop
+from .envelope import bounded_connection, drop
 
 logger = logging.getLogger(__name__)
 

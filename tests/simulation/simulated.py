@@ -21,11 +21,11 @@ from celery import Celery
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
-from celery_tzbeat.beat.envelope import Envelope
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.publisher import Fate
 from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import Changes, Identity, Ticker
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import AuditRecord, Catchup, Cursor, Entry, Occurrence, Policy, from_iso, iso

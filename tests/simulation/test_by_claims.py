@@ -17,8 +17,8 @@ from checker import violations
 from simulated import ENTRIES, LEASE, MAX_SKEW, START, TIMEOUT, Fault, Room, Spec, Trace, What, World
 from test_simulation import OWN_DELAYS, PROMISED, SLACK
 
-from celery_tzbeat.beat.envelope import Envelope
 from celery_tzbeat.beat.publisher import Fate
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.model import Occurrence
 from celery_tzbeat.store.protocol import Answer, Claim, Claimed, OpenOccurrence, Verdict
 from celery_tzbeat.testing.clock import ManualClock

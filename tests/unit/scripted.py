@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from celery_tzbeat.beat.envelope import Envelope
 from celery_tzbeat.beat.publisher import Fate
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 
 Does = Literal["take", "refuse", "lose", "take and lose"]

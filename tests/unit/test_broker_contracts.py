@@ -24,8 +24,9 @@ from kombu import Exchange, Queue
 from kombu.transport.virtual import Channel as VirtualChannel
 from kombu.utils.url import parse_url
 
-from celery_tzbeat.beat.envelope import Envelope, Recording, bounded_connection, drop
+from celery_tzbeat.beat.envelope import Recording, bounded_connection, drop
 from celery_tzbeat.beat.publisher import Fate, Publisher
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 
 #: Bounds every exchange here, in seconds; and how long one may take that is bounded by it, on a busy machine.

@@ -14,7 +14,7 @@ import pytest
 from scripted import Does, ScriptedBroker
 
 from celery_tzbeat.beat.claims import REFUSALS, Claims, Outdated
-from celery_tzbeat.beat.envelope import Envelope, Parcel
+from celery_tzbeat.envelopes import Envelope, Parcel
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor, Occurrence
 from celery_tzbeat.store.keys import Bucket

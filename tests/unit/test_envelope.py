@@ -14,7 +14,8 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 
-from celery_tzbeat.beat.envelope import Envelope, Parcel, Recording, RecordingChannel, broker_answers
+from celery_tzbeat.beat.envelope import Recording, RecordingChannel, broker_answers
+from celery_tzbeat.envelopes import Envelope, Parcel
 
 UTC = timezone.utc
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)

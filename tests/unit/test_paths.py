@@ -14,8 +14,9 @@ from scripted import ScriptedBroker
 from celery_tzbeat import Scheduler
 from celery_tzbeat.beat.claims import Claims
 from celery_tzbeat.beat.dispatch import Builder, BuildFailed
-from celery_tzbeat.beat.envelope import Envelope, Parcel, Recording
+from celery_tzbeat.beat.envelope import Recording
 from celery_tzbeat.beat.paths import ClaimsPath, Outgoing, SameServerPath, counted_headers
+from celery_tzbeat.envelopes import Envelope, Parcel
 from celery_tzbeat.model import Cursor, Entry, Occurrence
 from celery_tzbeat.schedules import every
 from celery_tzbeat.store.protocol import Command, Verdict

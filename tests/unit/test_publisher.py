@@ -11,8 +11,8 @@ import redis
 from celery import Celery
 from kombu import Queue
 
-from celery_tzbeat.beat.envelope import Envelope
 from celery_tzbeat.beat.publisher import Fate, Publisher
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.testing.server import LocalServer
 

@@ -16,9 +16,9 @@ from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
-from celery_tzbeat.beat.envelope import Envelope
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.term import PUBLISHING, REBUILT_AFTER, Events, Replaced, Term
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Unrun
 from celery_tzbeat.schedules import at, every, parse, zone

@@ -12,10 +12,10 @@ from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import Message
-from celery_tzbeat.beat.envelope import Envelope
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
+from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Presence
