@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
-from celery_tzbeat.deliveries import DeadLetter
+from celery_tzbeat.deliveries import DEFAULT_POLICY, DeadLetter, WorkerPresence
 from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Policy, Presence, Unrun
 
 from .keys import Bucket
@@ -47,6 +47,7 @@ class Verdict(enum.Enum):
     FAULT = "FAULT"  # a queue command failed; nothing was recorded
     STALE = "STALE"  # a later leader is in office
     WIPED = "WIPED"  # the store has lost its data since this leader took office
+    HELD = "HELD"  # something of the entry is open, and its overlap policy lets nothing run beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,15 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class Tracking:
+    """What the ledger keeps of a tracked occurrence until it is settled. Without it, what is sent is settled as `sent`."""
+
+    policy: Policy
+    eta: datetime | None = None  # when its message says that it starts no earlier
+    payload: bytes = b""  # of a Dispatch: the run's message as it is pushed; a Claim has its own
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """An occurrence with its message, ready to be recorded and pushed in one script."""
 
@@ -74,6 +84,17 @@ class Dispatch:
     cursor: Cursor
     bucket: Bucket
     commands: tuple[Command, ...]
+    tracking: Tracking | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An occurrence of an entry that lets nothing run beside it (overlap), before its message is built."""
+
+    occurrence: Occurrence
+    cursor: Cursor
+    bucket: Bucket
+    policy: Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +116,7 @@ class Claim:
     bucket: Bucket
     cursor: Cursor
     payload: bytes
+    tracking: Tracking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +137,25 @@ class OpenOccurrence:
     epoch: int
     dispatch: int
     payload: bytes
+    policy: Policy = DEFAULT_POLICY
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as it stands in the ledger."""
+    """An unsettled tracked occurrence as it stands in the ledger, in any state; `deadline` is when the leader must look.
+
+    An ordinary message behind the gate has an empty `entry` and no `nominal`.
+    """
 
     key: str
     entry: str
     nominal: datetime | None
+    state: str
     token: str
     worker: str
     order: tuple[int, int]  # dispatch, retries
     starts: int
+    deliveries: int  # starts that no retry asked for
     deadline: datetime
     acks_late: bool
     policy: Policy
@@ -150,6 +178,16 @@ class Request:
     why: str
     expires: datetime
     id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What waits for the leader, by the store's clock `time`: each list is bounded, the most urgent first."""
+
+    time: datetime
+    lapsed: tuple[Run, ...]  # running, and its lease has lapsed
+    due: tuple[Run, ...]  # waiting, abandoned, or published and past its `deadline`
+    requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +270,27 @@ class Store(Protocol):
     def workers_lived(self) -> bool:
         """Return whether a worker half lived within the retention: occurrences are tracked then."""
 
-    def lapsed(self, *, limit: int = BATCH) -> list[Run]:
-        """Return runs whose lease has lapsed by the store's clock, the longest first."""
+    def workers(self) -> list[WorkerPresence]:
+        """Return the worker halves that live."""
+
+    def runs(self, entry: str = "") -> list[Run]:
+        """Return the unsettled occurrences of an entry, or of all, the most urgent first."""
+
+    def survey(self, *, limit: int = BATCH) -> Survey:
+        """Return what waits for the leader: one call while nothing does, two otherwise."""
+
+    def lineage(self) -> str:
+        """Return what is another text when another process or master answers; empty where the server does not tell."""
+
+    def hold(self, holds: Sequence[Hold], *, epoch: int) -> list[Answer]:
+        """Record occurrences that must not run beside an open one of their entry: HELD (lines 3, 4, 8).
+
+        `skip`: skipped, as one audit row. `buffer_one`: waiting; an older waiting one is coalesced. `cancel_other`: the same,
+        and what runs is asked to stop, what does not run yet is withdrawn. DONE where nothing else of the entry is open (of
+        cancel_other also `kill_after` after it was first held): nothing is recorded, send it. Asked again for a waiting
+        one, it answers the same way; DECIDED where it is neither waiting nor undecided. `dispatch` and `claim` look again,
+        and take a waiting record on (line 7); they answer HELD and record nothing.
+        """
 
     def abandon(self, run: Run, *, epoch: int) -> Answer:
         """Write that a lapsed run is abandoned (line 25); where a successor stands by, it is published instead.
@@ -242,8 +299,14 @@ class Store(Protocol):
         caller's to judge.
         """
 
-    def redispatch(self, found: OpenOccurrence, payload: bytes, *, epoch: int) -> Answer:
+    def redispatch(self, run: Run, payload: bytes, *, epoch: int) -> Answer:
         """Move an abandoned occurrence to claimed, under the next dispatch, which is in `payload` (line 26)."""
+
+    def close(self, run: Run, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
+        """Settle what stands as it was found: lost (14), missed (8), dead by policy or `max_deliveries` (26).
+
+        DECIDED where its state or order is another since.
+        """
 
     def replay(
         self, request: Request, letter: DeadLetter, claim: Claimed, payload: bytes, *, dispatch: int, epoch: int
@@ -260,9 +323,6 @@ class Store(Protocol):
 
     def ask(self, request: Request) -> str:
         """Put a request; return its id. Kept until it is carried out or its expiry has passed."""
-
-    def requests(self, *, limit: int = BATCH) -> list[Request]:
-        """Return the oldest requests."""
 
     def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:
         """Take a request off with an outcome in words: refused, expired …"""
