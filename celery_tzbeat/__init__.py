@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from .api import TzBeat
     from .beat.scheduler import Scheduler
     from .errors import (
+        Cancelled,
         EntryNotFound,
         InvalidConfiguration,
         InvalidEntry,
         InvalidPolicy,
         InvalidSchedule,
+        Permanent,
         StoreUnavailable,
         StoreUnreadable,
         TzBeatError,
     )
-    from .model import Policy
+    from .model import Policy, Retry
     from .schedules import at, crontab, every, rrule
     from .signals import (
         beat_leading,
@@ -37,15 +39,18 @@ __version__ = "0.1.0"
 _HOMES = {
     "TzBeat": "api",
     "Scheduler": "beat.scheduler",
+    "Cancelled": "errors",
     "EntryNotFound": "errors",
     "InvalidConfiguration": "errors",
     "InvalidEntry": "errors",
     "InvalidPolicy": "errors",
     "InvalidSchedule": "errors",
+    "Permanent": "errors",
     "StoreUnavailable": "errors",
     "StoreUnreadable": "errors",
     "TzBeatError": "errors",
     "Policy": "model",
+    "Retry": "model",
     "at": "schedules",
     "crontab": "schedules",
     "every": "schedules",
@@ -58,12 +63,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "Cancelled",
     "EntryNotFound",
     "InvalidConfiguration",
     "InvalidEntry",
     "InvalidPolicy",
     "InvalidSchedule",
+    "Permanent",
     "Policy",
+    "Retry",
     "Scheduler",
     "StoreUnavailable",
     "StoreUnreadable",

@@ -19,8 +19,9 @@ from kombu import Exchange, Queue
 
 from .errors import InvalidConfiguration, InvalidEntry, InvalidPolicy, InvalidSchedule
 from .model import NAME_LENGTH, Entry
+from .policy import nearest, read_policy, read_span
 from .schedules import from_celery, reboot
-from .settings import Settings, app_timezone, nearest, read_policy, read_span
+from .settings import Settings, app_timezone
 
 CLEANUP = "celery.backend_cleanup"
 

@@ -97,6 +97,7 @@ Overlap = Literal["allow_all", "skip", "buffer_one", "cancel_other"]
 Delivery = Literal["at_least_once", "at_most_once"]
 OnAbandoned = Literal["auto", "redispatch", "dead_letter"]
 OnStoreDown = Literal["run", "hold"]
+Backoff = Literal["exponential", "fixed", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Retry:
 
     max_attempts: int = 3
     delay: timedelta = timedelta(seconds=10)
-    backoff: Literal["exponential", "fixed", "none"] = "exponential"
+    backoff: Backoff = "exponential"
     max_delay: timedelta = timedelta(hours=1)
     jitter: bool = True
     only: tuple[str, ...] = ()
@@ -119,7 +120,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is decided about an entry's occurrences beyond when they are due. Validated by `settings.read_policy`.
+    """What is decided about an entry's occurrences beyond when they are due. Validated by `policy.read_policy`.
 
     Every field from `overlap` on travels with the message, where it is not the default (`travelling`).
     """

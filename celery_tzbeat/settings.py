@@ -6,19 +6,19 @@ is refused with the nearest right one, a name of a later release by saying so.
 
 from __future__ import annotations
 
-import difflib
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import timedelta, tzinfo
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from celery import Celery
 from kombu.utils.url import parse_url
 from packaging.version import InvalidVersion, Version
 
 from .errors import InvalidConfiguration, InvalidPolicy
-from .model import Catchup, Policy
+from .model import Policy
+from .policy import nearest, read_policy, read_span
 from .store.client import SERVED, SentinelUrl, hide_password, make_client, redis_url
 
 PREFIX = "tzbeat_"
@@ -38,27 +38,6 @@ NOT_BUILT = frozenset(
         "schedule_file",
         "shadow",
         "wait_replicas",
-    }
-)
-
-#: Policy keys likewise.
-POLICY_NOT_BUILT = frozenset(
-    {
-        "after",
-        "after_timeout",
-        "delivery",
-        "expect_within",
-        "jitter",
-        "kill_after",
-        "max_deliveries",
-        "on_abandoned",
-        "on_store_down",
-        "overlap",
-        "pause_on_failure",
-        "retry",
-        "run_lease",
-        "start_within",
-        "timeout",
     }
 )
 
@@ -139,30 +118,6 @@ class Settings:
         return (settings if url and namespace else None), problems
 
 
-def read_policy(given: Any, *, default: Policy, deadline: timedelta | None = None) -> Policy:
-    """Return the policy that `given` (a mapping, a Policy or None) makes of `default`.
-
-    `deadline` is Celery's `beat_cron_starting_deadline` where it applies: the window where none is given. Raises
-    InvalidPolicy for a key or value that is unknown, impossible or not built yet.
-    """
-    if isinstance(given, Policy):
-        return _checked(given)
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidPolicy(f"policy is {given!r}; give a dict or a Policy")
-    known = [f.name for f in fields(Policy)]
-    changes: dict[str, Any] = {}
-    if deadline is not None:
-        changes["catchup_window"] = deadline
-        changes["misfire_grace"] = min(default.misfire_grace, deadline)
-    for key, value in (given or {}).items():
-        if key in POLICY_NOT_BUILT:
-            raise InvalidPolicy(f"policy {key!r} is not built in this release of celery_tzbeat; leave it out")
-        if key not in known:
-            raise InvalidPolicy(f"policy {key!r} is unknown{nearest(str(key), known)}")
-        changes[key] = value if key == "catchup" else read_span(f"policy {key}", value)
-    return _checked(replace(default, **changes))
-
-
 def app_timezone(app: Celery) -> tzinfo:
     """Return the app's timezone. Raises InvalidConfiguration for one that Celery does not find."""
     try:
@@ -171,39 +126,6 @@ def app_timezone(app: Celery) -> tzinfo:
         raise InvalidConfiguration(
             [f"timezone {app.conf.timezone!r} is unknown; give an IANA name such as 'Europe/Paris'"]
         ) from exc
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the nearest known word, or a list of all."""
-    known = sorted(known)
-    found = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else f"; known are {', '.join(known)}"
-
-
-def _checked(policy: Policy) -> Policy:
-    words = get_args(Catchup)
-    if policy.catchup not in words:
-        raise InvalidPolicy(f"policy catchup {policy.catchup!r} is unknown{nearest(str(policy.catchup), words)}")
-    if policy.misfire_grace < timedelta():
-        raise InvalidPolicy("policy misfire_grace is negative; give 0 or more seconds")
-    if policy.catchup_window < policy.misfire_grace:
-        raise InvalidPolicy(
-            f"policy catchup_window ({policy.catchup_window}) is shorter than misfire_grace ({policy.misfire_grace}); "
-            "raise the window or lower the grace"
-        )
-    return policy
-
-
-def read_span(name: str, value: Any) -> timedelta:
-    """Return a duration given as seconds or timedelta. Raises InvalidPolicy, with `name`, for anything else."""
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            return timedelta(seconds=value)
-        except (OverflowError, ValueError):  # infinite, not a number, or longer than timedelta can say
-            pass
-    raise InvalidPolicy(f"{name} is {value!r}; give seconds or a timedelta")
 
 
 class _Reader:

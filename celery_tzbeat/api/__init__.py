@@ -22,9 +22,10 @@ from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSch
 from celery_tzbeat.leases.protocol import Leader
 from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.model import Entry, Presence, Schedule
+from celery_tzbeat.policy import nearest
 from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules import zone as read_zone
-from celery_tzbeat.settings import Settings, app_timezone, nearest
+from celery_tzbeat.settings import Settings, app_timezone
 
 from .findings import Finding, Health, Route, check, import_modules, no_settings, overall_health, route
 from .standing import Standing, ledger_of, plain_standing

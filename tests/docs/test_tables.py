@@ -21,11 +21,12 @@ from celery_tzbeat.api import TzBeat, findings
 from celery_tzbeat.beat.dispatch import HEADER_VERSION, Builder
 from celery_tzbeat.cli import tzbeat
 from celery_tzbeat.entries import WORDS
-from celery_tzbeat.model import Catchup, Entry, Occurrence, Policy
+from celery_tzbeat.model import Catchup, Delivery, Entry, Occurrence, OnAbandoned, Overlap, Policy
+from celery_tzbeat.policy import POLICY_NOT_BUILT
 from celery_tzbeat.schedules import parse
 from celery_tzbeat.schedules.fields import ALIASES
 from celery_tzbeat.schedules.parse import _ALLOWED, _HEADS
-from celery_tzbeat.settings import NOT_BUILT, POLICY_NOT_BUILT, Settings
+from celery_tzbeat.settings import NOT_BUILT, Settings
 from celery_tzbeat.store.keys import CATALOGUE
 from celery_tzbeat.store.protocol import State
 
@@ -37,6 +38,8 @@ def shown(value: Any) -> str:
         if seconds >= 2 * 86400:
             return f"{seconds / 86400:g} days"
         return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
+    if value is None:
+        return "none"
     if isinstance(value, Policy):
         return "`{}`" if value == Policy() else repr(value)
     return f"{value}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value!r}`".replace("'", '"')
@@ -87,8 +90,10 @@ def test_the_table_of_policy_is_that_of_the_code() -> None:
     assert [(code(row[0]), row[1].strip("`")) for row in rows] == [
         (field.name, shown(field.default).strip('`"')) for field in fields(Policy)
     ]
-    catchup = next(row for row in rows if "catchup`" in row[0])
-    assert set(re.findall(r"`(\w+)`", catchup[2])) == set(get_args(Catchup))
+    words = {"catchup": Catchup, "overlap": Overlap, "delivery": Delivery, "on_abandoned": OnAbandoned}
+    for key, form in words.items():
+        row = next(row for row in rows if code(row[0]) == key)
+        assert set(re.findall(r"`(\w+)`", row[2])) == set(get_args(form)), key
     assert names_in(page("docs/reference/policy.md").text, "Not in this release") == POLICY_NOT_BUILT
 
 

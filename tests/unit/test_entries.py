@@ -143,7 +143,7 @@ def test_the_backend_cleanup_is_there_where_the_backend_needs_it() -> None:
         ({"schedule": object()}, "cannot be used"),
         ({"schedule": ...}, "there is no 'schedule'"),
         ({"policy": {"misfire_grac": 5}}, "policy 'misfire_grac' is unknown; did you mean 'misfire_grace'?"),
-        ({"policy": {"overlap": "skip"}}, "policy 'overlap' is not built in this release"),
+        ({"policy": {"after": "other"}}, "policy 'after' is not built in this release"),
         ({"options": {"policy": {"catchup": "never"}}}, "policy catchup 'never' is unknown"),
         ({"args": "text"}, "args is 'text'; give a list or a tuple"),
         ({"args": 5}, "args is 5; give a list or a tuple"),

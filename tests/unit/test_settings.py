@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_tzbeat.errors import InvalidConfiguration, InvalidPolicy
+from celery_tzbeat.errors import InvalidConfiguration
 from celery_tzbeat.model import Policy
-from celery_tzbeat.settings import NOT_BUILT, POLICY_NOT_BUILT, Settings, read_policy, why_two_servers
+from celery_tzbeat.settings import NOT_BUILT, Settings, why_two_servers
 
 BROKER = "redis://localhost:6379/0"
 
@@ -241,43 +241,6 @@ def test_a_spelling_that_celery_does_not_read_is_refused_with_the_one_it_reads(
     broker = f"{namespace}_BROKER_URL" if namespace else "broker_url"
     app.config_from_object(SimpleNamespace(**{broker: BROKER, key: 5}), namespace=namespace)
     assert Settings.examine(app)[1] == [f"{key} is not read; write {right}"]
-
-
-# ---- policy
-
-
-def test_a_policy_changes_what_it_names_only() -> None:
-    default = Policy(misfire_grace=timedelta(seconds=5))
-    assert read_policy({"catchup": "skip"}, default=default) == Policy(timedelta(seconds=5), "skip")
-    assert read_policy(None, default=default) is not None
-
-
-def test_celerys_deadline_is_the_window_and_bounds_the_grace() -> None:
-    found = read_policy(None, default=Policy(), deadline=timedelta(seconds=30))
-    assert found.catchup_window == found.misfire_grace == timedelta(seconds=30)
-
-
-@pytest.mark.parametrize("word", sorted(POLICY_NOT_BUILT))
-def test_policy_words_of_later_releases_are_refused_not_ignored(word: str) -> None:
-    with pytest.raises(InvalidPolicy, match=f"'{word}' is not built in this release"):
-        read_policy({word: 1}, default=Policy())
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"misfire_grac": 5}, "policy 'misfire_grac' is unknown; did you mean 'misfire_grace'?"),
-        ({7: 5}, "policy 7 is unknown; known are catchup, catchup_window, misfire_grace"),
-        ({"misfire_grace": -1}, "policy misfire_grace is negative; give 0 or more seconds"),
-        ({"catchup_window": 5}, "is shorter than misfire_grace"),
-        (Policy(misfire_grace=timedelta(seconds=-1)), "policy misfire_grace is negative"),
-        (["latest"], "give a dict or a Policy"),
-    ],
-)
-def test_a_policy_that_cannot_be_followed_is_refused(given: Any, sentence: str) -> None:
-    with pytest.raises(InvalidPolicy) as caught:
-        read_policy(given, default=Policy())
-    assert sentence in str(caught.value)
 
 
 # ---- release
