@@ -140,6 +140,11 @@ class Policy:
     on_store_down: OnStoreDown | None = None  # None: "run", and "hold" for at_most_once
 
     @property
+    def needs_tracking(self) -> bool:
+        """Whether its occurrences are followed to their end even where no worker half tells of it."""
+        return self.overlap != "allow_all" or self.delivery == "at_most_once"
+
+    @property
     def holds_when_store_is_down(self) -> bool:
         """Whether a run waits for a store that is down, rather than start without its leave."""
         return (self.on_store_down or ("hold" if self.delivery == "at_most_once" else "run")) == "hold"

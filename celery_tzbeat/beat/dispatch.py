@@ -2,26 +2,30 @@
 
 Building and sending fail differently. Until the message is captured nothing has left, so an exception means *not sent*,
 and it is this entry's own affair (`BuildFailed`). How a message is sent is `paths`.
+
+The first message is the run of the occurrence, and carries its `Ticket`. What a task sends besides (a chain of its own, a
+second queue) is ordinary: behind the gate it would be refused as a copy. So is what goes to every worker (a fanout): it
+carries no ticket at all, and its occurrence is not tracked.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Protocol
 
 from celery import Celery
 from celery.beat import ScheduleEntry
+from kombu.utils.json import dumps, loads
 
+from celery_tzbeat.deliveries import Ticket
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
-from celery_tzbeat.model import Entry, Occurrence, iso
+from celery_tzbeat.model import Entry, Occurrence, from_iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Command
-
-#: The version of the header `meta.tzbeat`.
-HEADER_VERSION = 1
 
 
 class BuildFailed(Exception):
@@ -32,12 +36,20 @@ class BuildFailed(Exception):
 class Message:
     """What one occurrence becomes: what was captured (nothing: the task chose not to send), and its done mark's place.
 
-    `payload` is what the ledger keeps with a claim; empty where the path needs none.
+    `payload` is what the ledger keeps with a claim; empty where the path needs none. `eta` is when the run starts at the
+    earliest, by its message; None for at once.
     """
 
     parts: tuple[Command | Envelope, ...]
     bucket: Bucket
     payload: bytes = b""
+    eta: datetime | None = None
+
+    @property
+    def for_everybody(self) -> bool:
+        """Whether it is published to whoever listens: there is no one run of it to follow."""
+        first = self.parts[0] if self.parts else None
+        return isinstance(first, Command) and first.name == "PUBLISH"
 
     @property
     def size(self) -> int:
@@ -90,7 +102,7 @@ class Builder:
         except Exception as exc:
             failure, parts = exc, ()
         if failure is None:
-            return Message(parts, bucket)
+            return _message(entry, tuple(parts), bucket)
         if not self._outlet.broker_answers():
             raise StoreUnavailable(f"the broker does not answer: {failure}") from failure
         raise BuildFailed(f"{type(failure).__name__}: {failure}") from failure
@@ -100,23 +112,28 @@ class Builder:
         options = copy.deepcopy(dict(entry.options))
         headers = dict(options.get("headers") or {})
         meta = headers.get("meta")
-        ours = {
-            "v": HEADER_VERSION,
-            "namespace": self._namespace,
-            "key": occurrence.key,
-            "entry": entry.name,
-            "nominal": iso(occurrence.nominal),
-            "epoch": epoch,
-            "dispatch": 1,
-            "bucket": bucket.number,
-        }
+        ticket = Ticket(
+            namespace=self._namespace,
+            key=occurrence.key,
+            entry=entry.name,
+            nominal=occurrence.nominal,
+            epoch=epoch,
+            dispatch=1,
+            number=bucket.number,
+            field=bucket.field,
+            policy=entry.policy,
+        )
         options["headers"] = {
             **headers,
             "periodic_task_name": entry.name,
-            "meta": {**(meta if isinstance(meta, dict) else {}), "tzbeat": ours},
+            "meta": {**(meta if isinstance(meta, dict) else {}), "tzbeat": ticket.to_header()},
         }
         options["task_id"] = occurrence.task_id(self._namespace)
         options.setdefault("retry", False)  # nothing is sent while building, so there is nothing to retry
+        if entry.policy.timeout is not None:
+            soft = entry.policy.timeout.total_seconds()
+            options.setdefault("soft_time_limit", soft)
+            options.setdefault("time_limit", soft + entry.policy.kill_after.total_seconds())
         return ScheduleEntry(
             name=entry.name,
             task=entry.task,
@@ -127,6 +144,35 @@ class Builder:
             last_run_at=occurrence.nominal,
             app=self._app,
         )
+
+
+def _message(entry: Entry, parts: tuple[Command | Envelope, ...], bucket: Bucket) -> Message:
+    """Return the message of what was captured: only the first part carries the ticket, a fanout none."""
+    made = Message(parts, bucket)
+    if made.for_everybody:
+        return replace(made, parts=tuple(map(_without_ticket, parts)))
+    if len(parts) > 1:
+        made = replace(made, parts=(parts[0], *map(_without_ticket, parts[1:])))
+    if parts and not entry.options.keys().isdisjoint(("eta", "countdown")):
+        first = parts[0]
+        eta = (first.headers if isinstance(first, Envelope) else loads(first.args[1])["headers"]).get("eta")
+        made = replace(made, eta=from_iso(eta) if eta else None)
+    return made
+
+
+def _without_ticket(part: Command | Envelope) -> Command | Envelope:
+    if isinstance(part, Envelope):
+        return replace(part, headers=_bare(part.headers))
+    if part.name == "PEXPIRE":
+        return part
+    form = loads(part.args[1])
+    form["headers"] = _bare(form["headers"])
+    return replace(part, args=(part.args[0], dumps(form).encode()))
+
+
+def _bare(headers: dict[str, Any]) -> dict[str, Any]:
+    meta = {name: value for name, value in (headers.get("meta") or {}).items() if name != "tzbeat"}
+    return {**headers, "meta": meta}
 
 
 def no_subscriptions_for_results() -> None:

@@ -20,7 +20,7 @@ from celery_tzbeat.envelopes import COUNTED, Envelope, Parcel
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Cursor, Entry, Occurrence
 from celery_tzbeat.store.client import cannot_serve
-from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispatch, Store, Verdict
+from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispatch, Store, Tracking, Verdict
 
 from .capture import Capture
 from .claims import Claims
@@ -35,12 +35,16 @@ TWO_SERVERS = "what the store's connection pushes does not arrive through the br
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """An occurrence with its message, ready to be recorded and sent; `cursor` stands behind it."""
+    """An occurrence with its message, ready to be recorded and sent; `cursor` stands behind it.
+
+    With `tracking` the ledger follows the run; without it what is sent is settled.
+    """
 
     entry: Entry
     occurrence: Occurrence
     cursor: Cursor
     message: Message
+    tracking: Tracking | None = None
 
 
 class Path(Protocol):
@@ -73,7 +77,8 @@ class SameServerPath:
 
     def send(self, batch: Sequence[Outgoing], claims: Claims, *, epoch: int) -> list[Answer]:
         return self._store.dispatch(
-            [Dispatch(o.occurrence, o.cursor, o.message.bucket, _commands(o.message)) for o in batch], epoch=epoch
+            [Dispatch(o.occurrence, o.cursor, o.message.bucket, _commands(o.message), _with_payload(o)) for o in batch],
+            epoch=epoch,
         )
 
 
@@ -100,7 +105,8 @@ class ClaimsPath:
 
     def send(self, batch: Sequence[Outgoing], claims: Claims, *, epoch: int) -> list[Answer]:
         answers = self._store.claim(
-            [Claim(o.occurrence, o.message.bucket, o.cursor, o.message.payload) for o in batch], epoch=epoch
+            [Claim(o.occurrence, o.message.bucket, o.cursor, o.message.payload, o.tracking) for o in batch],
+            epoch=epoch,
         )
         for outgoing, answer in zip(batch, answers, strict=True):
             if answer.verdict is Verdict.DONE:
@@ -153,6 +159,14 @@ def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: s
             with suppress(StoreUnavailable, StoreUnreadable):
                 run(Command("DEL", pushed.keys, pushed.keys))
     return "" if found == pushed.args[1] else TWO_SERVERS
+
+
+def _with_payload(outgoing: Outgoing) -> Tracking | None:
+    """Return the tracking with the run's message as it is pushed: `Parcel.from_bytes` reads that form, too."""
+    commands = _commands(outgoing.message)
+    if outgoing.tracking is None or not commands:
+        return None
+    return replace(outgoing.tracking, payload=commands[0].args[1])
 
 
 def _commands(message: Message) -> tuple[Command, ...]:

@@ -11,9 +11,8 @@ Failure table (what happens when it dies, or a reply is lost, at each call):
     claim, confirm  see `claims`
     bury            stays due              DECIDED                           STALE
 
-After any StoreUnavailable the same call is made again, with the same content, as long as the lease is trusted. WIPED: the
-cursors that this term knows are written back first. The term never asks whether it still leads, each script does; only
-`write_back` asks, since a wiped store has lost the fence as well.
+After any StoreUnavailable the same call is made again, with the same content, as long as the lease is trusted. WIPED: see
+`ledger`. The term never asks whether it still leads, each script does.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from celery_tzbeat.clock import Clock, Reading
-from celery_tzbeat.errors import StoreUnavailable
-from celery_tzbeat.model import Cursor, Occurrence, Unrun, iso
+from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun, iso
 from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import BATCH, Answer, Burial, Office, Store, Verdict
+from celery_tzbeat.store.protocol import BATCH, Burial, Office, Store, Tracking, Verdict
 
 from .agenda import BUILD_ATTEMPTS, Agenda, Course
 from .claims import Claims, Outdated
-from .dispatch import BuildFailed
+from .dispatch import BuildFailed, Message
+from .ledger import Ledger, Replaced
 from .paths import Outgoing, Path
 from .publisher import Publisher
+from .unlisted import Unlisted
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +51,6 @@ BATCH_BYTES = 1_000_000
 #: A new entry starts from the later of this host's clock and the store's, where they agree so far. A store further off
 #: (which only a raised tzbeat_max_skew lets lead) tells nothing about this host's time.
 CLOCKS_AGREE = timedelta(seconds=300)
-
-#: How often leaders add up for how long they have led without listing an entry.
-UNLISTED_EVERY = timedelta(seconds=60)
-
-
-class Replaced(Exception):
-    """This term is over: a later leader is in office, or what it judged cannot stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +78,7 @@ class Term:
         max_skew: timedelta,
         progress: Callable[[], None],
         trusted: Callable[[], bool],
+        tracks: Callable[[], bool],
         events: Events,
     ) -> None:
         self.epoch = epoch
@@ -113,8 +107,9 @@ class Term:
         )
         self._claims_known = False  # whether what stands open in the ledger is owed here
         self._built_at = clock.reading()
-        self._unlisted: dict[str, Cursor] = {}
-        self._unlisted_at = clock.now()
+        self._tracks = tracks
+        self._ledger = Ledger(epoch=epoch, store=store, positions=self.positions, progress=progress, trusted=trusted)
+        self._unlisted = Unlisted(self._ledger, clock, retention)
         self._looking_at: datetime | None = None  # the `now` of a look that is not through yet
 
     def begin(self, office: Office) -> None:
@@ -136,8 +131,7 @@ class Term:
             )
         cursors = {**office.cursors, **self._repairs}
         self._places = self._agenda.open(cursors, now=now, retention=self._retention)
-        self._unlisted = {name: cursor for name, cursor in cursors.items() if name not in self._agenda.entries}
-        self._unlisted_at = self._clock.now()
+        self._unlisted.begin({name: cursor for name, cursor in cursors.items() if name not in self._agenda.entries})
         for name in office.unreadable:
             logger.error(
                 "the cursor of entry %r cannot be read: the entry starts from now",
@@ -166,7 +160,7 @@ class Term:
         self._settle_places()
         if not self._send_claims(began):
             return 0.0
-        self._count_unlisted()
+        self._unlisted.count()
         through = False
         while not through:
             through = self._look()
@@ -185,33 +179,20 @@ class Term:
 
     def positions(self) -> dict[str, Cursor]:
         """Return the cursors as this term knows them."""
-        return {**self._unlisted, **self._agenda.positions()}
+        return {**self._unlisted.cursors, **self._agenda.positions()}
 
     def write_back(self) -> None:
-        """Write what this term knows into a store that has lost it. Raises Replaced, or StoreUnavailable.
-
-        A wiped store has no fence: it cannot refuse a leader that was replaced while it was frozen, and whose cursors are
-        old. So this is the one call that needs the lease's trust. Without it the term waits: if trust comes back under
-        this epoch, it was never replaced.
-        """
-        if not self._trusted():
-            raise StoreUnavailable("the store was wiped, and this beat no longer knows whether it leads")
-        logger.error(
-            "the store was wiped while this beat led: writing the cursors back",
-            extra={"action": "store_wiped", "epoch": self.epoch},
-        )
-        if self._store.restore(self.positions(), epoch=self.epoch) is Verdict.STALE:
-            raise Replaced
-        self._progress()
+        """Write what this term knows into a store that has lost it. Raises Replaced, or StoreUnavailable."""
+        self._ledger.write_back()
 
     # ---- the steps
 
     def _settle_places(self) -> None:
         if self._repairs:
-            self._obey(lambda: self._store.repair(self._repairs, epoch=self.epoch))
+            self._ledger.obey(lambda: self._store.repair(self._repairs, epoch=self.epoch))
             self._repairs = {}
         if self._places:
-            self._obey(lambda: self._store.place(self._places, epoch=self.epoch))
+            self._ledger.obey(lambda: self._store.place(self._places, epoch=self.epoch))
             self._places = {}
 
     def _look(self) -> bool:
@@ -232,7 +213,7 @@ class Term:
     def _record_rows(self) -> None:
         while self._rows:
             batch = [self._rows[i] for i in range(min(BATCH, len(self._rows)))]
-            answers = self._ask(lambda batch=batch: self._store.record_unrun(batch, epoch=self.epoch))  # type: ignore[misc]
+            answers = self._ledger.ask(lambda batch=batch: self._store.record_unrun(batch, epoch=self.epoch))  # type: ignore[misc]
             for row, answer in zip(batch, answers, strict=True):
                 if answer.verdict is Verdict.EARLY:
                     raise Replaced  # judged by a clock that is ahead: begin anew, once it is right
@@ -263,7 +244,8 @@ class Term:
                 continue
             self._agenda.ready.popleft()
             size += message.size
-            outgoing = Outgoing(course.entry, occurrence, self._agenda.cursor(course), message)
+            tracking = self._tracking(course.entry, message)
+            outgoing = Outgoing(course.entry, occurrence, self._agenda.cursor(course), message, tracking)
             self._in_flight.append((course, outgoing))
             if self._clock.reading().advance_since(began) >= PUBLISHING:
                 break
@@ -274,7 +256,7 @@ class Term:
             return
         batch = [outgoing for _, outgoing in self._in_flight]
         self._claims_known = self._claims_known and self.path.sends_at_once  # until the reply has come
-        answers = self._ask(lambda: self.path.send(batch, self._claims, epoch=self.epoch))
+        answers = self._ledger.ask(lambda: self.path.send(batch, self._claims, epoch=self.epoch))
         # DECIDED may be a claim of ours, recorded after it was given up: then it is owed here, and only the ledger knows it.
         claimed_late = any(answer.verdict is Verdict.DECIDED for answer in answers) and not self.path.sends_at_once
         self._claims_known = not claimed_late
@@ -310,6 +292,10 @@ class Term:
             return self._claims.work(seconds=max(left, 0.0))
         except Outdated:
             raise Replaced from None
+
+    def _tracking(self, entry: Entry, message: Message) -> Tracking | None:
+        followed = entry.policy.needs_tracking or self._tracks()
+        return Tracking(entry.policy, message.eta) if followed and not message.for_everybody else None
 
     def _build_failed(self, course: Course, occurrence: Occurrence, failure: BuildFailed) -> None:
         """Line 5: the entry alone backs off; at the fifth failure the occurrence is dead, and the cursor goes on."""
@@ -348,7 +334,7 @@ class Term:
             reason="build",
             letter=letter,
         )
-        answer = self._ask(lambda: [self._store.bury(burial, epoch=self.epoch)])[0]
+        answer = self._ledger.ask(lambda: [self._store.bury(burial, epoch=self.epoch)])[0]
         if answer.verdict is Verdict.EARLY:
             raise Replaced
         self._agenda.ready.popleft()
@@ -366,45 +352,10 @@ class Term:
             "by the task",
             self._agenda.cursor(course),
         )
-        answer = self._ask(lambda: self._store.record_unrun([row], epoch=self.epoch))[0]
+        answer = self._ledger.ask(lambda: self._store.record_unrun([row], epoch=self.epoch))[0]
         if answer.verdict is Verdict.EARLY:
             raise Replaced
         self._agenda.ready.popleft()
         self._agenda.done(course)
         if answer.verdict is Verdict.DONE:
             self._events.unrun(row)
-
-    def _count_unlisted(self) -> None:
-        """Entries that have a cursor but are not listed here: forgotten after `retention` of leading without them."""
-        elapsed = self._clock.now() - self._unlisted_at
-        if not self._unlisted or elapsed < UNLISTED_EVERY:
-            return
-        counted = {
-            name: Cursor(c.nominal, c.rule, c.mark, c.tzdata, c.unlisted_for + min(elapsed, 2 * UNLISTED_EVERY))
-            for name, c in self._unlisted.items()
-        }
-        gone = [name for name, cursor in counted.items() if cursor.unlisted_for >= self._retention]
-        kept = {name: cursor for name, cursor in counted.items() if name not in gone}
-        if kept:
-            self._obey(lambda: self._store.place(kept, epoch=self.epoch))
-        for start in range(0, len(gone), BATCH):
-            self._obey(lambda start=start: self._store.forget(gone[start : start + BATCH], epoch=self.epoch))  # type: ignore[misc]
-        self._unlisted, self._unlisted_at = kept, self._clock.now()
-
-    # ---- asking the store
-
-    def _ask(self, call: Callable[[], Sequence[Answer]]) -> Sequence[Answer]:
-        """Make a call of a batch; write the cursors back first where the store was wiped. Raises Replaced."""
-        for _ in range(2):
-            answers = call()
-            self._progress()
-            verdicts = {answer.verdict for answer in answers}
-            if Verdict.STALE in verdicts:
-                raise Replaced
-            if Verdict.WIPED not in verdicts:
-                return answers
-            self.write_back()
-        raise Replaced  # wiped twice within one batch: begin anew
-
-    def _obey(self, call: Callable[[], Verdict]) -> None:
-        self._ask(lambda: [Answer(call())])

@@ -20,9 +20,10 @@ from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Store, Verdict, needs_n
 
 from .agenda import Agenda
 from .fleet import alive, differing_entries, newer_standby, oldest_schema
+from .ledger import Replaced
 from .paths import Path
 from .publisher import Publisher
-from .term import Events, Replaced, Term
+from .term import Events, Term
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Ticker:
         self._warned_at: Reading | None = None  # that beats differ
         self._hindrance = "has not reached the store yet"
         self._store_is_fresh = False
+        self._tracks = False  # whether worker halves tell the ledger what becomes of occurrences
         self._failed = False
         #: The path by which this beat sends, or would.
         self.path: Path | None = None  # None: not known, or not since the connection was lost
@@ -258,6 +260,7 @@ class Ticker:
             max_skew=timedelta(seconds=self._max_skew),
             progress=self._elector.progress,
             trusted=lambda: self._elector.lease() is not None,
+            tracks=lambda: self._tracks,
             events=self._events,
         )
         term.begin(office)

@@ -18,8 +18,9 @@ from pages import ROOT, Page, code, page
 import celery_tzbeat
 from celery_tzbeat import errors, signals
 from celery_tzbeat.api import TzBeat, findings
-from celery_tzbeat.beat.dispatch import HEADER_VERSION, Builder
+from celery_tzbeat.beat.dispatch import Builder
 from celery_tzbeat.cli import tzbeat
+from celery_tzbeat.deliveries import TICKET_VERSION
 from celery_tzbeat.entries import WORDS
 from celery_tzbeat.model import Catchup, Delivery, Entry, Occurrence, OnAbandoned, Overlap, Policy
 from celery_tzbeat.policy import POLICY_NOT_BUILT
@@ -168,13 +169,14 @@ def test_the_fields_of_the_header_are_those_of_a_message() -> None:
     entries: list[Any] = []
     app = Celery("proj", set_as_current=False)
     builder = Builder(app, Capture(), "proj/0", lambda entry, producer: entries.append(entry))  # type: ignore[arg-type]
-    entry = Entry("e", "proj.t", parse("@every 1s"), options={"headers": {"mine": 1}})
+    policy = Policy(max_deliveries=2)  # only what differs from the defaults travels
+    entry = Entry("e", "proj.t", parse("@every 1s"), options={"headers": {"mine": 1}}, policy=policy)
     builder.build(entry, Occurrence("e", datetime(2026, 1, 1, tzinfo=timezone.utc)), epoch=1)
     headers = entries[0].options["headers"]
     reference = page("docs/reference/headers.md")
     assert {*first_cells(reference.table("header")), "mine"} == set(headers)
     assert first_cells(reference.table("field")) == list(headers["meta"]["tzbeat"])
-    assert f"| `v` | {HEADER_VERSION}," in reference.text
+    assert f"| `v` | {TICKET_VERSION}," in reference.text
 
 
 # ---- errors and findings

@@ -16,8 +16,9 @@ from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
+from celery_tzbeat.beat.ledger import Replaced
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
-from celery_tzbeat.beat.term import PUBLISHING, REBUILT_AFTER, Events, Replaced, Term
+from celery_tzbeat.beat.term import PUBLISHING, REBUILT_AFTER, Events, Term
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Unrun
@@ -120,6 +121,7 @@ class Beat:
         self.path: Path = SameServerPath(self.builder, self.network)  # type: ignore[arg-type]
         self.progress = 0
         self.trusted = True
+        self.tracks = False
         self.sent: list[str] = []
         self.unrun: list[Unrun] = []
         self.dead: list[tuple[str, str]] = []
@@ -139,6 +141,7 @@ class Beat:
             max_skew=timedelta(seconds=300),
             progress=self._progressed,
             trusted=lambda: self.trusted,
+            tracks=lambda: self.tracks,
             events=Events(
                 sent=lambda occurrence: self.sent.append(occurrence.key),
                 unrun=self.unrun.append,
