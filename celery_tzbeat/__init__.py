@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         occurrence_sent,
         occurrences_unrun,
     )
+    from .worker.idempotency import idempotent
+    from .worker.run import current_run
 
 __version__ = "0.1.0"
 
@@ -60,6 +62,8 @@ _HOMES = {
     "occurrence_dead": "signals",
     "occurrence_sent": "signals",
     "occurrences_unrun": "signals",
+    "idempotent": "worker.idempotency",
+    "current_run": "worker.run",
 }
 
 __all__ = [
@@ -81,7 +85,9 @@ __all__ = [
     "beat_leading",
     "beat_standing_by",
     "crontab",
+    "current_run",
     "every",
+    "idempotent",
     "occurrence_dead",
     "occurrence_sent",
     "occurrences_unrun",

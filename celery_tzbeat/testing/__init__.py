@@ -1,7 +1,8 @@
-"""For tests of schedules and beats: a clock that stands still, a store and a lease server in memory."""
+"""For tests of schedules, beats and tasks: a clock that stands still, a store and a lease server in memory, a run."""
 
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.leases import MemoryLeases
+from celery_tzbeat.testing.run import run_context
 from celery_tzbeat.testing.store import MemoryStore
 
-__all__ = ["ManualClock", "MemoryLeases", "MemoryStore"]
+__all__ = ["ManualClock", "MemoryLeases", "MemoryStore", "run_context"]

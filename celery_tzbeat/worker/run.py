@@ -68,6 +68,7 @@ class Run:
         self._line = line
         self._clock = clock or SystemClock()
         self._loops: set[str] = set()
+        self._begun = False
         self._progress_at: Reading | None = None
         self._progress_owed: tuple[int, int | None] | None = None
 
@@ -117,6 +118,11 @@ class Run:
             raise SoftTimeLimitExceeded()
         if why:
             raise Cancelled(_REASONS.get(why, why))
+
+    def begin(self) -> bool:
+        """Return whether the body begins now; False once it has begun: it was called again, by itself."""
+        first, self._begun = not self._begun, True
+        return first
 
     def each(self, items: Iterable[Item], *, name: str = "", every: float | timedelta = 0) -> Iterator[Item]:
         """Yield the items that no earlier attempt has done, keep how many are done, and stop when asked to.
