@@ -49,14 +49,26 @@ CATALOGUE: tuple[KeyKind, ...] = (
         "occurrence:<key>",
         "hash",
         "while unsettled",
-        "an unsettled occurrence: state, epoch, dispatch, payload",
+        "an unsettled occurrence: state, order, payload, policy; of its run: token, checkpoint, progress",
     ),
-    KeyKind("open", "zset", "permanent", "keys of unsettled occurrences by when the leader must act next"),
+    KeyKind(
+        "open", "zset", "permanent", "keys of unsettled occurrences by when the leader must act next; claims first"
+    ),
     KeyKind("open:<entry>", "set", "while unsettled", "keys of the entry's unsettled occurrences"),
+    KeyKind("live", "zset", "while unsettled", "keys of what runs, by the deadline of its run lease"),
     KeyKind("dead", "hash", "permanent", "key -> dead letter, until it is replayed or discarded"),
     KeyKind("beats", "zset", "permanent", "beats by when they were last seen (store time)"),
     KeyKind("beat:<id>", "string", "15 leases", "a beat's presence"),
     KeyKind("entries:<fingerprint>", "hash", "15 leases", "entry -> short hash, of the beats with this fingerprint"),
+    KeyKind(
+        "workers",
+        "zset",
+        "permanent",
+        "worker halves by when they were last seen; they go after retention",
+    ),
+    KeyKind("worker:<id>", "string", "60 s", "a worker half's presence"),
+    KeyKind("requests", "stream", "permanent", "what operators ask of the leader, at most 10,000"),
+    KeyKind("outcome:<id>", "string", "a day", "what became of a request"),
     KeyKind("audit", "stream", "permanent", "audit records, at most tzbeat_audit_max"),
 )
 
@@ -82,6 +94,12 @@ class Keys:
 
     def beat(self, beat: str) -> str:
         return self(f"beat:{beat}")
+
+    def worker(self, worker: str) -> str:
+        return self(f"worker:{worker}")
+
+    def outcome(self, request: str) -> str:
+        return self(f"outcome:{request}")
 
     def entries_of(self, fingerprint: str) -> str:
         return self(f"entries:{fingerprint}")

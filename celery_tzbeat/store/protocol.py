@@ -263,7 +263,7 @@ class Store(Protocol):
         """Take over an earlier leader's open claim, to send it again (line 11); None where there is none to take."""
 
     def settle(self, claimed: Claimed, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
-        """Settle an open claim without a message: withdrawn (line 29), dead with a letter, lost … (lines 10, 14)."""
+        """Settle an open claim that is not sent: dead with a letter (line 10), withdrawn. DECIDED where it is none now."""
 
     # ---- tracked occurrences: what a leader does about runs (lines 14, 25 to 30)
 
@@ -302,7 +302,7 @@ class Store(Protocol):
     def redispatch(self, run: Run, payload: bytes, *, epoch: int) -> Answer:
         """Move an abandoned occurrence to claimed, under the next dispatch, which is in `payload` (line 26)."""
 
-    def close(self, run: Run, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
+    def settle_run(self, run: Run, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
         """Settle what stands as it was found: lost (14), missed (8), dead by policy or `max_deliveries` (26).
 
         DECIDED where its state or order is another since.
@@ -311,27 +311,37 @@ class Store(Protocol):
     def replay(
         self, request: Request, letter: DeadLetter, claim: Claimed, payload: bytes, *, dispatch: int, epoch: int
     ) -> Answer:
-        """Move a dead occurrence to claimed, under a higher dispatch; letter and request go in the same script (line 28)."""
+        """Move a dead occurrence to claimed, under a higher dispatch; letter and request go in the same script (line 28).
+
+        `payload` names the dispatch; the claim's own payload is not looked at. DECIDED where there is no letter, or the
+        occurrence is open; with a number in its detail where the done mark admits only that dispatch and higher ones.
+        """
 
     def discard(self, request: Request, key: str, *, epoch: int) -> Answer:
         """Drop a dead letter; its done mark stays (line 28)."""
 
     def cancel(self, request: Request, key: str, *, epoch: int) -> Answer:
-        """Withdraw what does not run (line 29), or ask what runs to stop (line 30). DECIDED where nothing is open."""
+        """Withdraw what does not run (line 29), or ask what runs to stop (line 30). DECIDED where nothing is open.
+
+        The answer's detail and the request's outcome say which: ``withdrawn`` or ``asked to stop``.
+        """
 
     # ---- requests of operators, which the leader carries out
 
     def ask(self, request: Request) -> str:
-        """Put a request; return its id. Kept until it is carried out or its expiry has passed."""
+        """Put a request; return its id. Kept until it is answered; beyond 10,000 the oldest go.
+
+        Repeated after a lost reply it may stand twice.
+        """
 
     def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:
-        """Take a request off with an outcome in words: refused, expired …"""
+        """Take a request off with an outcome in words: refused, expired … DECIDED where it was answered before."""
 
     def outcome(self, id: str) -> str | None:
-        """Return what became of a request; None while it waits."""
+        """Return what became of a request; None while it waits, and from a day after its answer on."""
 
     def open_occurrences(self) -> list[OpenOccurrence]:
-        """Return the unsettled occurrences, the most urgent first."""
+        """Return the unsettled occurrences, claims first; no ordinary messages."""
 
     def probe(self, command: Command) -> None:
         """Run one captured queue command beside the epoch key, to see whether broker and store are the same server."""

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import cache
-from importlib import resources
-from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import ConnectionError, NoScriptError
 
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
-from celery_tzbeat.model import MICROSECOND, AuditRecord, Cursor, Occurrence, Presence, Unrun, from_micros, micros
+from celery_tzbeat.errors import StoreUnreadable
+from celery_tzbeat.model import AuditRecord, Cursor, Presence, Unrun, from_micros, micros
 
-from .client import CALL_ERRORS, cannot_serve, make_client, unavailable
-from .keys import Bucket, Keys
+from .calls import Word, answers_of, millis
 from .protocol import (
-    BATCH,
     SCHEMA_NEEDS,
     SCHEMA_WRITTEN,
     Answer,
     Burial,
-    Claim,
-    Claimed,
     Command,
     Dispatch,
     Office,
-    OpenOccurrence,
-    State,
     Verdict,
     View,
     needs_newer,
 )
-
-Word = str | bytes | int
-T = TypeVar("T")
+from .records import tracking_words
+from .redis_open import OpenOccurrences
 
 #: Cursors written by one script when a whole set of them is written.
 CURSORS_PER_SCRIPT = 500
 
-#: Scripts that any beat may run: they stand alone, without the leader's prelude.
-_ALONE = frozenset({"attend", "probe"})
 
-
-class RedisStore:
+class RedisStore(OpenOccurrences):
     """See `protocol.Store` for what each call means.
 
     With `tells_reconnection` a call whose connection was closed meanwhile raises StoreUnavailable, and the next one connects.
@@ -65,18 +50,16 @@ class RedisStore:
         presence: timedelta,
         tells_reconnection: bool = False,
     ) -> None:
-        self.keys = Keys(namespace)
-        self._client = make_client(
+        super().__init__(
             url,
+            namespace,
             timeout=timeout,
-            client_name="tzbeat-store",
-            on_connect=self._refuse_silent_reconnection if tells_reconnection else None,
+            retention=retention,
+            max_skew=max_skew,
+            audit_max=audit_max,
+            tells_reconnection=tells_reconnection,
         )
-        self._connected = False  # as far as the last call told
-        self._max_skew = max_skew // MICROSECOND
-        self._audit_max = audit_max
-        self._retention = _millis(retention)
-        self._presence = _millis(presence)
+        self._presence = millis(presence)
 
     # ---- the leader's scripts
 
@@ -120,23 +103,24 @@ class RedisStore:
         queues: dict[bytes, None] = {}
         args: list[Word] = [len(batch)]
         for item in batch:
-            occurrence = item.occurrence
-            keys += (
-                self.keys.done(occurrence.entry, item.bucket.number),
-                self.keys.occurrence(occurrence.key),
-            )
+            occurrence, bucket = item.occurrence, item.bucket
+            keys += self._keys_of(occurrence.key, occurrence.entry, bucket)
             args += (
+                occurrence.key,
                 occurrence.entry,
                 micros(occurrence.nominal),
-                item.bucket.field,
                 item.cursor.to_text(),
+                bucket.number,
+                bucket.field,
                 "misfire" if occurrence.late else "",
+                *tracking_words(item.tracking),
+                item.tracking.payload if item.tracking is not None else b"",
                 len(item.commands),
             )
             for command in item.commands:
                 args += (1 + len(command.args), command.name, *command.args)
                 queues.update(dict.fromkeys(command.keys))
-        return _answers(self._lead("dispatch", epoch, keys=(*keys, *queues), args=args))
+        return answers_of(self._lead("dispatch", epoch, keys=(*keys, *queues), args=args))
 
     def record_unrun(self, rows: Sequence[Unrun], *, epoch: int) -> list[Answer]:
         args: list[Word] = [len(rows)]
@@ -150,7 +134,7 @@ class RedisStore:
                 row.reason,
                 row.cursor.to_text(),
             )
-        return _answers(self._lead("record_unrun", epoch, args=args))
+        return answers_of(self._lead("record_unrun", epoch, args=args))
 
     def bury(self, burial: Burial, *, epoch: int) -> Answer:
         occurrence = burial.occurrence
@@ -169,95 +153,6 @@ class RedisStore:
             ),
         )
         return Answer(Verdict(reply.decode()))
-
-    # ---- claims: other brokers
-
-    def claim(self, claims: Sequence[Claim], *, epoch: int) -> list[Answer]:
-        keys: list[Word] = [self.keys("open")]
-        args: list[Word] = [len(claims)]
-        for claim in claims:
-            occurrence, bucket = claim.occurrence, claim.bucket
-            keys += self._claim_keys(occurrence, bucket)
-            args += (
-                occurrence.key,
-                occurrence.entry,
-                micros(occurrence.nominal),
-                claim.cursor.to_text(),
-                claim.payload,
-                bucket.number,
-                bucket.field,
-                "misfire" if occurrence.late else "",
-            )
-        return _answers(self._lead("claim", epoch, keys=keys, args=args))
-
-    def confirm(self, claimed: Sequence[Claimed], *, epoch: int) -> list[Answer]:
-        keys: list[Word] = [self.keys("open")]
-        args: list[Word] = [len(claimed)]
-        for item in claimed:
-            occurrence = item.occurrence
-            keys += self._claim_keys(occurrence, item.bucket)
-            args += (occurrence.key, occurrence.entry, micros(occurrence.nominal), item.bucket.field)
-        return _answers(self._lead("confirm", epoch, keys=keys, args=args))
-
-    def reclaim(self, occurrence: Occurrence, *, epoch: int) -> OpenOccurrence | None:
-        reply = self._lead(
-            "reclaim",
-            epoch,
-            keys=(self.keys.occurrence(occurrence.key),),
-            args=(occurrence.entry, micros(occurrence.nominal)),
-        )
-        if reply[0] != b"DONE":
-            return None
-        _, dispatch, payload, number, field = reply
-        return OpenOccurrence(
-            occurrence, Bucket(int(number), int(field)), "claimed", epoch, int(dispatch), bytes(payload)
-        )
-
-    def settle(self, claimed: Claimed, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
-        occurrence = claimed.occurrence
-        record, of_entry, done = self._claim_keys(occurrence, claimed.bucket)
-        reply = self._lead(
-            "settle",
-            epoch,
-            keys=(record, self.keys("open"), of_entry, done, self.keys("dead")),
-            args=(
-                occurrence.key,
-                occurrence.entry,
-                micros(occurrence.nominal),
-                claimed.bucket.field,
-                state,
-                reason,
-                letter,
-            ),
-        )
-        return Answer(Verdict(reply.decode()))
-
-    def open_occurrences(self) -> list[OpenOccurrence]:
-        keys = [key.decode() for key in self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))]
-        records: list[dict[bytes, bytes]] = []
-        for start in range(0, len(keys), BATCH):
-            records += self._ask(lambda c, part=keys[start : start + BATCH]: self._records(c, part))
-        found = []
-        for record in records:
-            if record:  # it may have been settled since the list was read
-                late = record[b"detail"] == b"misfire"
-                found.append(
-                    OpenOccurrence(
-                        Occurrence(record[b"entry"].decode(), from_micros(int(record[b"nominal"])), late),
-                        Bucket(int(record[b"number"]), int(record[b"field"])),
-                        state=record[b"state"].decode(),
-                        epoch=int(record[b"epoch"]),
-                        dispatch=int(record[b"dispatch"]),
-                        payload=record[b"payload"],
-                    )
-                )
-        return found
-
-    def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
-        with client.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.hgetall(self.keys.occurrence(key))
-            return list(pipe.execute())
 
     # ---- any beat
 
@@ -318,10 +213,6 @@ class RedisStore:
 
     # ---- reading, for operators
 
-    def time(self) -> datetime:
-        seconds, rest = self._ask(lambda c: c.time())
-        return from_micros(int(seconds) * 1_000_000 + int(rest))
-
     def cursors(self) -> Mapping[str, Cursor]:
         return _read_cursors(self._ask(lambda c: c.hgetall(self.keys("cursor"))).items())[0]
 
@@ -340,10 +231,6 @@ class RedisStore:
         texts = self._ask(lambda c: c.mget([self.keys.beat(name) for name in names]))
         return [presence for text in texts if text and (presence := _read_presence(text)) is not None]
 
-    def dead_letters(self) -> Mapping[str, str]:
-        letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
-        return {key.decode(): letter.decode() for key, letter in letters.items()}
-
     def audit(self, *, count: int = 1000) -> list[AuditRecord]:
         found = self._ask(lambda c: c.xrevrange(self.keys("audit"), count=count))
         records = []
@@ -352,19 +239,7 @@ class RedisStore:
                 records.append(_audit_record(id_.decode(), fields))
         return records
 
-    def close(self) -> None:
-        """Drop the connections; the next call connects anew."""
-        self._connected = False
-        self._client.close()
-
     # ---- calling
-
-    def _claim_keys(self, occurrence: Occurrence, bucket: Bucket) -> tuple[str, str, str]:
-        return (
-            self.keys.occurrence(occurrence.key),
-            self.keys.open_of(occurrence.entry),
-            self.keys.done(occurrence.entry, bucket.number),
-        )
 
     def _in_parts(self, script: str, cursors: Mapping[str, Cursor], epoch: int) -> Verdict:
         """Run a leader's script over cursors, some at a time; return the first verdict that is not DONE."""
@@ -375,62 +250,6 @@ class RedisStore:
             if verdict is not Verdict.DONE:
                 return verdict
         return Verdict.DONE
-
-    def _lead(self, script: str, epoch: int, *, keys: Iterable[Word] = (), args: Iterable[Word] = ()) -> Any:
-        """Run a leader's script: the keys and arguments of `prelude.lua` come first."""
-        head = [self.keys(name) for name in ("epoch", "schema", "cursor", "last", "audit")]
-        return self._run(script, (*head, *keys), (epoch, self._max_skew, self._audit_max, self._retention, *args))
-
-    def _run(self, script: str, keys: Sequence[Word], args: Sequence[Word]) -> Any:
-        text, sha = _script(script)
-
-        def call(client: redis.Redis) -> Any:
-            try:
-                return client.evalsha(sha, len(keys), *keys, *args)
-            except NoScriptError:
-                return client.eval(text, len(keys), *keys, *args)
-
-        return self._ask(call)
-
-    def _ask(self, call: Any) -> Any:
-        try:
-            answer = call(self._client)
-        except CALL_ERRORS as exc:
-            down = unavailable(self._client, exc)
-            self._connected = down is None
-            raise down or StoreUnreadable(f"the store answered with an error: {exc}") from exc
-        self._connected = True
-        return answer
-
-    def _refuse_silent_reconnection(self) -> None:
-        """Fail the call that finds its connection closed: redis-py would make another, and tell nobody.
-
-        It may lead to another master, which lacks what was written last. Who called must know before anything is written
-        there (`lineage`).
-        """
-        if self._connected:
-            self._connected = False
-            raise ConnectionError("the server closed the connection")
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    """Return a script's text, its prelude included, and its SHA-1 (which is the name that EVALSHA wants)."""
-    folder = resources.files(__package__) / "lua"
-    text = (folder / f"{name}.lua").read_text("utf-8")
-    if name not in _ALONE:
-        text = (folder / "prelude.lua").read_text("utf-8") + text
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def _answers(reply: Sequence[bytes]) -> list[Answer]:
-    answers = []
-    for item in reply:
-        verdict, _, detail = item.decode(errors="replace").partition(" ")
-        if verdict == "FAULT" and cannot_serve(detail):
-            raise StoreUnavailable(f"the store does not serve: {detail}")
-        answers.append(Answer(Verdict(verdict), detail))
-    return answers
 
 
 def _flat_cursors(items: Iterable[tuple[str, Cursor]]) -> Iterable[str]:
@@ -469,7 +288,3 @@ def _audit_record(id_: str, fields: Mapping[bytes, bytes]) -> AuditRecord:
         detail=text["detail"],
         id=id_,
     )
-
-
-def _millis(span: timedelta) -> int:
-    return span // timedelta(milliseconds=1)

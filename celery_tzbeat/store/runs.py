@@ -45,7 +45,14 @@ class Start:
     token: str
     worker: str  # the node's name, for people
     acks_late: bool  # of the task: what `on_abandoned="auto"` goes by
-    payload: bytes  # the raw message (`Parcel.to_bytes`); kept where the record has to be rebuilt
+    payload: bytes  # the raw message (`Parcel.to_bytes`): kept until the run is settled, for a redispatch
+
+    @property
+    def redispatchable(self) -> bool:
+        """Whether an abandoned run may be started again without an operator's word (lines 26, 27)."""
+        policy = self.ticket.policy
+        allowed = policy.on_abandoned == "redispatch" or (policy.on_abandoned == "auto" and self.acks_late)
+        return allowed and policy.delivery != "at_most_once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +101,14 @@ class End:
     reason: str = (
         ""  # of dead: exception, retries, permanent, hard_limit, rejected, deliveries, second_start, unknown …
     )
-    letter: str = ""  # of dead: the dead letter, JSON (`model.DeadLetter.to_json`)
-    payload: bytes = b""  # of dead: the raw message, byte for byte
+    letter: str = ""  # of dead: the dead letter, JSON (`DeadLetter.to_json`), which holds the raw message
     eta: datetime | None = None  # of retry: when the next attempt is due
     seconds: float | None = None  # how long the body ran
+
+    @property
+    def detail(self) -> str:
+        """What the audit says of it: why, else how long it ran."""
+        return self.reason or (f"{self.seconds:.3f} s" if self.seconds is not None else "")
 
 
 class Ended(enum.Enum):

@@ -54,6 +54,8 @@ def test_every_name_that_can_be_made_is_in_the_catalogue() -> None:
         keys.open_of("<entry>"),
         keys.beat("<id>"),
         keys.entries_of("<fingerprint>"),
+        keys.worker("<id>"),
+        keys.outcome("<id>"),
     }
     assert made <= {keys(kind.name) for kind in CATALOGUE}
     assert len(made) == len([name for name, _ in getmembers(Keys, isfunction) if not name.startswith("_")])

@@ -1,11 +1,14 @@
--- Set before every script of a leader. Its head:
--- KEYS[1] epoch   KEYS[2] schema   KEYS[3] cursor   KEYS[4] last   KEYS[5] audit
+-- Set before every script of a leader; `ledger.lua` stands between. Its head:
+-- KEYS[1] epoch   KEYS[2] schema   KEYS[3] cursor   KEYS[4] last   KEYS[5] audit   KEYS[6] open   KEYS[7] live
 -- ARGV[1] epoch of the caller   ARGV[2] max skew, microseconds   ARGV[3] audit records to keep   ARGV[4] retention, ms
 local time = redis.call('TIME')
 local now_micros = time[1] * 1000000 + time[2]
-local now_millis = string.format('%.0f', math.floor(now_micros / 1000))
+local now = math.floor(now_micros / 1000)
 local epoch = tonumber(ARGV[1])
 local fence = tonumber(redis.call('GET', KEYS[1]) or '0')
+local last, audit, open, live = KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local audit_max, retention = ARGV[3], ARGV[4]
+local author = ARGV[1] -- the epoch in audit records
 
 -- The fence: a later leader has taken office, or the store has lost its data since this one did.
 local function refused()
@@ -36,18 +39,36 @@ local function early(nominal)
     return tonumber(nominal) > now_micros + tonumber(ARGV[2])
 end
 
-local function note(event, entry, first, last, count, detail)
-    redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[3], '*', 'event', event, 'entry', entry, 'first', first,
-        'last', last, 'count', count, 'epoch', ARGV[1], 'detail', detail)
+-- Whether an open occurrence of the entry, other than this one, keeps it from being sent (overlap). With cancel_other the one
+-- that waits is sent at the latest `sent_by`.
+local function held(record, of_entry, key)
+    if redis.call('SCARD', of_entry) <= redis.call('SISMEMBER', of_entry, key) then return false end
+    local sent_by = redis.call('HGET', record, 'sent_by')
+    return not sent_by or now < tonumber(sent_by)
 end
 
--- The letter of a settled state in its done mark: a small mark, since there is one for every occurrence of a day.
-local letters = { sent = 's', dead = 'x', withdrawn = 'w', lost = 'l', missed = 'm', coalesced = 'c', skipped = 'k' }
-
--- Settle an occurrence: done mark (state, dispatch, retries), last, audit (line 37 of the state table).
-local function settled(done, field, state, dispatch, entry, nominal, detail)
-    redis.call('HSET', done, field, letters[state] .. ' ' .. dispatch .. ' 0')
-    redis.call('PEXPIRE', done, ARGV[4])
-    redis.call('HSET', KEYS[4], entry, nominal .. '|' .. state .. '|' .. now_millis)
-    note(state, entry, nominal, nominal, 1, detail)
+-- Why an occurrence may not be opened (lines 1, 2, 3, 7): a verdict, nil where it may. One that waits has moved its cursor
+-- already.
+local function refused_opening(record, done, entry, nominal, field, cursor)
+    if early(nominal) then return 'EARLY' end
+    local state = redis.call('HGET', record, 'state')
+    if state == 'waiting' then return nil end
+    if decided(entry, nominal) then return 'DECIDED' end
+    if state or redis.call('HEXISTS', done, field) == 1 then
+        redis.call('HSET', KEYS[3], entry, cursor)
+        return 'DECIDED'
+    end
+    return nil
 end
+
+local function advance(entry, nominal, cursor)
+    if not decided(entry, nominal) then redis.call('HSET', KEYS[3], entry, cursor) end
+end
+
+-- Take a request off, and keep what became of it. Returns whether it was there.
+local function answered(requests, outcome, id, words, keep)
+    if redis.call('XDEL', requests, id) == 0 then return false end
+    redis.call('SET', outcome, words, 'PX', keep)
+    return true
+end
+

@@ -1,13 +1,14 @@
 -- Take over an open claim, to send it again under the same task id (state table line 11).
--- KEYS[6] occurrence record
+-- KEYS[8] occurrence record
 -- ARGV[5] entry, nominal
--- Returns {'DONE', dispatch, payload, bucket number, done field} or {verdict}; DECIDED where there is no open claim.
+-- Returns {'DONE', the record's fields and values ...} or {verdict}; DECIDED where there is no open claim.
 -- Guard: fence; a claim of this very epoch is in this leader's own hands.
 local refusal = refused()
 if refusal then return { refusal } end
-local state, claimed_by = unpack(redis.call('HMGET', KEYS[6], 'state', 'epoch'))
+local state, claimed_by = unpack(redis.call('HMGET', KEYS[8], 'state', 'epoch'))
 if state ~= 'claimed' or tonumber(claimed_by) >= epoch then return { 'DECIDED' } end
-redis.call('HSET', KEYS[6], 'epoch', ARGV[1])
+redis.call('HSET', KEYS[8], 'epoch', ARGV[1])
 note('reclaimed', ARGV[5], ARGV[6], ARGV[6], 1, claimed_by)
-local dispatch, payload, number, field = unpack(redis.call('HMGET', KEYS[6], 'dispatch', 'payload', 'number', 'field'))
-return { 'DONE', dispatch, payload, number, field }
+local answer = redis.call('HGETALL', KEYS[8])
+table.insert(answer, 1, 'DONE')
+return answer

@@ -13,7 +13,7 @@ for i = 1, count do
         answers[i] = 'DECIDED'
     else
         redis.call('HSET', KEYS[3], entry, cursor)
-        redis.call('HSET', KEYS[4], entry, last .. '|' .. event .. '|' .. now_millis)
+        redis.call('HSET', KEYS[4], entry, last .. '|' .. event .. '|' .. text(now))
         note(event, entry, first, last, size, reason)
         answers[i] = 'DONE'
     end

@@ -1,0 +1,111 @@
+"""How scripts are called: the base of everything that asks the ledger in Redis or Valkey.
+
+A script is `lua/<name>.lua` behind its prelude, the leader's (the fence) or the worker's, and `ledger.lua`; some stand alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import redis
+from redis.exceptions import ConnectionError, NoScriptError
+
+from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+
+from .client import CALL_ERRORS, cannot_serve, make_client, unavailable
+from .keys import Keys
+from .protocol import Answer, Verdict
+
+Word = str | bytes | int
+
+#: Scripts that stand alone, without a prelude: what they write is the caller's own.
+_ALONE = frozenset({"attend", "attend_worker", "keep_of_run", "probe"})
+
+#: What stands before a worker's scripts; every other one has the leader's.
+_WORKER = ("worker_prelude", "ledger")
+_PRELUDES = {"start": (*_WORKER, "worker_runs"), "heartbeat": (*_WORKER, "worker_runs"), "end": _WORKER}
+_LEADER = ("prelude", "ledger")
+
+
+class RedisCalls:
+    """Calls of scripts in one namespace, each asked once, within a bound. One thread at a time.
+
+    With `tells_reconnection` a call whose connection was closed meanwhile raises StoreUnavailable, and the next one connects.
+    """
+
+    def __init__(
+        self, url: str, namespace: str, *, timeout: float, client_name: str, tells_reconnection: bool = False
+    ) -> None:
+        self.keys = Keys(namespace)
+        self._client = make_client(
+            url,
+            timeout=timeout,
+            client_name=client_name,
+            on_connect=self._refuse_silent_reconnection if tells_reconnection else None,
+        )
+        self._connected = False  # as far as the last call told
+
+    def close(self) -> None:
+        """Drop the connections; the next call connects anew."""
+        self._connected = False
+        self._client.close()
+
+    def _run(self, script: str, keys: Sequence[Word], args: Sequence[Word]) -> Any:
+        text, sha = _script(script)
+
+        def call(client: redis.Redis) -> Any:
+            try:
+                return client.evalsha(sha, len(keys), *keys, *args)
+            except NoScriptError:
+                return client.eval(text, len(keys), *keys, *args)
+
+        return self._ask(call)
+
+    def _ask(self, call: Any) -> Any:
+        try:
+            answer = call(self._client)
+        except CALL_ERRORS as exc:
+            down = unavailable(self._client, exc)
+            self._connected = down is None
+            raise down or StoreUnreadable(f"the store answered with an error: {exc}") from exc
+        self._connected = True
+        return answer
+
+    def _refuse_silent_reconnection(self) -> None:
+        """Fail the call that finds its connection closed: redis-py would make another, and tell nobody.
+
+        It may lead to another master, which lacks what was written last. Who called must know before anything is written
+        there (`lineage`).
+        """
+        if self._connected:
+            self._connected = False
+            raise ConnectionError("the server closed the connection")
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    """Return a script's text, its preludes included, and its SHA-1 (which is the name that EVALSHA wants)."""
+    folder = resources.files(__package__) / "lua"
+    before = () if name in _ALONE else _PRELUDES.get(name, _LEADER)
+    text = "".join((folder / f"{part}.lua").read_text("utf-8") for part in (*before, name))
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def answers_of(reply: Sequence[bytes]) -> list[Answer]:
+    answers = []
+    for item in reply:
+        verdict, _, detail = item.decode(errors="replace").partition(" ")
+        if verdict == "FAULT" and cannot_serve(detail):
+            raise StoreUnavailable(f"the store does not serve: {detail}")
+        answers.append(Answer(Verdict(verdict), detail))
+    return answers
+
+
+def millis(span: timedelta) -> int:
+    """Return a span in whole milliseconds: the store's unit for how long."""
+    return span // timedelta(milliseconds=1)

@@ -1,0 +1,48 @@
+-- Set behind `ledger.lua` before the scripts that may begin a run: start and heartbeat.
+local RUN_WORDS = 15
+
+-- A run as a worker names it, from ARGV[at] on: key, entry, nominal (empty: an ordinary message), epoch, bucket number, done
+-- field, policy, start_within in ms, run lease in ms, dispatch, retries, token, worker, acks_late 0/1, payload.
+local function run_at(at)
+    local run = {}
+    run.key, run.entry, run.nominal, run.epoch, run.number, run.field, run.policy, run.within, run.lease,
+        run.dispatch, run.retries, run.token, run.worker, run.late, run.payload = unpack(ARGV, at, at + RUN_WORDS - 1)
+    author = run.epoch
+    return run
+end
+
+-- Whether this start is Celery's own retry of the last one, which is no further delivery.
+local function retry_of(run, ran)
+    local dispatch, retries = order_in(ran)
+    return dispatch == run.dispatch and tonumber(run.retries) > tonumber(retries)
+end
+
+local function keep_lease(run)
+    redis.call('ZADD', live, text(now + tonumber(run.lease)), run.key)
+    redis.call('ZADD', open, text(now + tonumber(run.lease)), run.key)
+end
+
+-- Become the running one (lines 12, 17, 18, 19, 27); a record that is gone is written anew. Returns the starts of the key.
+local function begin(run, record, of_entry, why)
+    if redis.call('HEXISTS', record, 'policy') == 0 then
+        redis.call('HSET', record, 'entry', run.entry, 'nominal', run.nominal, 'epoch', run.epoch, 'number', run.number, 'field', run.field,
+            'policy', run.policy, 'within', run.within, 'eta', '')
+        redis.call('HSETNX', record, 'detail', '')
+        redis.call('HSETNX', record, 'payload', '')
+    end
+    if run.payload ~= '' then redis.call('HSET', record, 'payload', run.payload) end
+    local ran, noted = unpack(redis.call('HMGET', record, 'ran', 'next'))
+    if not retry_of(run, ran) then redis.call('HINCRBY', record, 'deliveries', 1) end
+    redis.call('HSET', record, 'state', 'running', 'dispatch', run.dispatch, 'retries', run.retries,
+        'ran', run.dispatch .. ' ' .. run.retries, 'token', run.token, 'worker', run.worker, 'late', run.late,
+        'started', text(now_micros))
+    local dispatch, retries = order_in(noted)
+    if dispatch and compare(dispatch, retries, run.dispatch, run.retries) <= 0 then
+        redis.call('HDEL', record, 'next')
+    end
+    keep_lease(run)
+    redis.call('SADD', of_entry, run.key)
+    note(why, run.entry, run.nominal, run.nominal, 1, run.worker)
+    return redis.call('HINCRBY', record, 'starts', 1)
+end
+

@@ -1,0 +1,392 @@
+"""Open occurrences in Redis or Valkey: claims, tracked runs, requests; what a leader does until each is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import redis
+
+from celery_tzbeat.deliveries import DEFAULT_POLICY, DeadLetter, WorkerPresence
+from celery_tzbeat.model import MICROSECOND, Occurrence, from_micros, micros
+
+from .calls import RedisCalls, Word, answers_of, millis
+from .keys import Bucket
+from .protocol import (
+    BATCH,
+    Answer,
+    Claim,
+    Claimed,
+    Hold,
+    OpenOccurrence,
+    Request,
+    Run,
+    State,
+    Survey,
+    Verdict,
+)
+from .records import entry_of, open_occurrence, policy_text, request_of, run_of, tracking_words
+
+#: How long what became of a request is kept.
+OUTCOMES_KEPT = timedelta(days=1)
+
+#: The most requests that are kept.
+REQUESTS_KEPT = 10_000
+
+
+class OpenOccurrences(RedisCalls):
+    """See `protocol.Store` for what each call means."""
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        *,
+        timeout: float,
+        retention: timedelta,
+        max_skew: timedelta,
+        audit_max: int,
+        tells_reconnection: bool = False,
+    ) -> None:
+        super().__init__(
+            url, namespace, timeout=timeout, client_name="tzbeat-store", tells_reconnection=tells_reconnection
+        )
+        self._max_skew = max_skew // MICROSECOND
+        self._audit_max = audit_max
+        self._retention = millis(retention)
+
+    # ---- opening, and claims over other brokers
+
+    def hold(self, holds: Sequence[Hold], *, epoch: int) -> list[Answer]:
+        answers: list[Answer] = []
+        for part in _each_entry_once(holds):
+            answers += self._hold(part, epoch)
+        return answers
+
+    def _hold(self, holds: Sequence[Hold], epoch: int) -> list[Answer]:
+        keys: list[Word] = []
+        args: list[Word] = [len(holds)]
+        beside: list[Word] = []
+        opened = self._open_of([item.occurrence.entry for item in holds])
+        for item in holds:
+            occurrence, bucket, policy = item.occurrence, item.bucket, item.policy
+            others = [found for found in opened[occurrence.entry] if found.occurrence.key != occurrence.key]
+            keys += self._keys_of(occurrence.key, occurrence.entry, bucket)
+            args += (
+                *_named(occurrence),
+                item.cursor.to_text(),
+                bucket.number,
+                bucket.field,
+                _detail(occurrence),
+                policy_text(policy),
+                millis(policy.start_within),
+                policy.overlap,
+                micros(occurrence.nominal + policy.catchup_window) // 1000,
+                millis(policy.kill_after) if policy.overlap == "cancel_other" else "",
+                len(others),
+            )
+            for other in others:
+                beside += (
+                    self.keys.occurrence(other.occurrence.key),
+                    self.keys.done(occurrence.entry, other.bucket.number),
+                )
+                args += (other.occurrence.key, micros(other.occurrence.nominal), other.bucket.field)
+        return answers_of(self._lead("hold", epoch, keys=(*keys, *beside), args=args))
+
+    def _open_of(self, entries: Sequence[str]) -> Mapping[str, list[OpenOccurrence]]:
+        def ask(client: redis.Redis) -> Any:
+            with client.pipeline(transaction=False) as pipe:
+                for entry in entries:
+                    pipe.smembers(self.keys.open_of(entry))
+                return pipe.execute()
+
+        found: dict[str, list[OpenOccurrence]] = {entry: [] for entry in entries}
+        for _, record in self._found([key for members in self._ask(ask) for key in members]):
+            one = open_occurrence(record)
+            found[one.occurrence.entry].append(one)
+        return found
+
+    def claim(self, claims: Sequence[Claim], *, epoch: int) -> list[Answer]:
+        keys: list[Word] = []
+        args: list[Word] = [len(claims)]
+        for claim in claims:
+            occurrence, bucket = claim.occurrence, claim.bucket
+            keys += self._keys_of(occurrence.key, occurrence.entry, bucket)
+            args += (
+                *_named(occurrence),
+                claim.cursor.to_text(),
+                claim.payload,
+                bucket.number,
+                bucket.field,
+                _detail(occurrence),
+                *tracking_words(claim.tracking),
+            )
+        return answers_of(self._lead("claim", epoch, keys=keys, args=args))
+
+    def confirm(self, claimed: Sequence[Claimed], *, epoch: int) -> list[Answer]:
+        keys: list[Word] = []
+        args: list[Word] = [len(claimed)]
+        for item in claimed:
+            keys += self._keys_of(item.occurrence.key, item.occurrence.entry, item.bucket)
+            args += (*_named(item.occurrence), item.bucket.field)
+        return answers_of(self._lead("confirm", epoch, keys=keys, args=args))
+
+    def reclaim(self, occurrence: Occurrence, *, epoch: int) -> OpenOccurrence | None:
+        key = self.keys.occurrence(occurrence.key)
+        reply = self._lead("reclaim", epoch, keys=(key,), args=(occurrence.entry, micros(occurrence.nominal)))
+        if reply[0] != b"DONE":
+            return None
+        record = dict(zip(reply[1::2], reply[2::2], strict=True))
+        return open_occurrence(record)
+
+    def settle(self, claimed: Claimed, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
+        occurrence = claimed.occurrence
+        reply = self._lead(
+            "settle",
+            epoch,
+            keys=(*self._keys_of(occurrence.key, occurrence.entry, claimed.bucket), self.keys("dead")),
+            args=(*_named(occurrence), claimed.bucket.field, state, reason, letter),
+        )
+        return Answer(Verdict(reply.decode()))
+
+    # ---- tracked occurrences
+
+    def abandon(self, run: Run, *, epoch: int) -> Answer:
+        reply = self._lead(
+            "abandon",
+            epoch,
+            keys=(self.keys.occurrence(run.key),),
+            args=(*_of_run(run), run.token),
+        )
+        return _answer(reply)
+
+    def redispatch(self, run: Run, payload: bytes, *, epoch: int) -> Answer:
+        reply = self._lead(
+            "redispatch",
+            epoch,
+            keys=(self.keys.occurrence(run.key),),
+            args=(*_of_run(run), run.order[0], payload),
+        )
+        return Answer(Verdict(reply.decode()))
+
+    def settle_run(self, run: Run, state: State, reason: str, *, epoch: int, letter: str = "") -> Answer:
+        reply = self._lead(
+            "settle_run",
+            epoch,
+            keys=(*self._keys_of(run.key, run.entry, run.bucket), self.keys("dead")),
+            args=(*_of_run(run), run.bucket.field, state, reason, letter, run.state, *run.order),
+        )
+        return Answer(Verdict(reply.decode()))
+
+    def replay(
+        self, request: Request, letter: DeadLetter, claim: Claim, payload: bytes, *, dispatch: int, epoch: int
+    ) -> Answer:
+        occurrence, bucket = claim.occurrence, claim.bucket
+        policy = claim.tracking.policy if claim.tracking is not None else DEFAULT_POLICY
+        reply = self._lead(
+            "replay",
+            epoch,
+            keys=(
+                *self._keys_of(occurrence.key, occurrence.entry, bucket),
+                self.keys("dead"),
+                *self._request_keys(request),
+            ),
+            args=(
+                *_named(occurrence),
+                bucket.number,
+                bucket.field,
+                dispatch,
+                payload,
+                policy_text(policy),
+                millis(policy.start_within),
+                request.id,
+                _who(request),
+                millis(OUTCOMES_KEPT),
+            ),
+        )
+        return _answer(reply)
+
+    def discard(self, request: Request, key: str, *, epoch: int) -> Answer:
+        letter = self._ask(lambda c: c.hget(self.keys("dead"), key))
+        reply = self._lead(
+            "discard",
+            epoch,
+            keys=(self.keys("dead"), *self._request_keys(request)),
+            args=(key, entry_of(letter), "", request.id, _who(request), millis(OUTCOMES_KEPT)),
+        )
+        return Answer(Verdict(reply.decode()))
+
+    def cancel(self, request: Request, key: str, *, epoch: int) -> Answer:
+        # Entry and bucket of a key never change: they may be read before.
+        (record,) = self._ask(lambda c: self._records(c, [key]))
+        if not record:
+            return Answer(Verdict.DECIDED)
+        entry, bucket = record[b"entry"].decode(), Bucket(int(record[b"number"]), int(record[b"field"]))
+        reply = self._lead(
+            "cancel",
+            epoch,
+            keys=(*self._keys_of(key, entry, bucket), *self._request_keys(request)),
+            args=(
+                key,
+                entry,
+                record[b"nominal"],
+                bucket.field,
+                request.id,
+                request.by,
+                _who(request),
+                millis(OUTCOMES_KEPT),
+            ),
+        )
+        return _answer(reply)
+
+    def workers_lived(self) -> bool:
+        newest = self._ask(lambda c: c.zrevrange(self.keys("workers"), 0, 0, withscores=True))
+        return bool(newest) and newest[0][1] > micros(self.time()) // 1000 - self._retention
+
+    def workers(self) -> list[WorkerPresence]:
+        names = [name.decode() for name in self._ask(lambda c: c.zrange(self.keys("workers"), 0, -1))]
+        if not names:
+            return []
+        found = []
+        for text in self._ask(lambda c: c.mget([self.keys.worker(name) for name in names])):
+            with suppress(ValueError, KeyError, TypeError):  # of a much newer release: nothing is said of it
+                if text:
+                    found.append(WorkerPresence.from_json(text))
+        return found
+
+    # ---- reading what is open
+
+    def time(self) -> datetime:
+        seconds, rest = self._ask(lambda c: c.time())
+        return from_micros(int(seconds) * 1_000_000 + int(rest))
+
+    def open_occurrences(self) -> list[OpenOccurrence]:
+        keys = self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))
+        return [open_occurrence(record) for _, record in self._found(keys) if record[b"nominal"]]
+
+    def runs(self, entry: str = "") -> list[Run]:
+        scores = self._ask(lambda c: c.zrange(self.keys("open"), 0, -1, withscores=True))
+        if entry:
+            ours = self._ask(lambda c: c.smembers(self.keys.open_of(entry)))
+            scores = [(key, score) for key, score in scores if key in ours]
+        return self._runs(scores)
+
+    def survey(self, *, limit: int = BATCH) -> Survey:
+        def ask(client: redis.Redis) -> Any:
+            with client.pipeline(transaction=False) as pipe:
+                pipe.time()
+                pipe.zrange(self.keys("live"), 0, limit - 1, withscores=True)
+                pipe.zrangebyscore(self.keys("open"), 0, "+inf", start=0, num=limit, withscores=True)
+                pipe.xrange(self.keys("requests"), count=limit)
+                return pipe.execute()
+
+        (seconds, rest), live, opened, requests = self._ask(ask)
+        time = from_micros(int(seconds) * 1_000_000 + int(rest))
+        now = micros(time) // 1000
+        # What runs stands in both: whatever happens to `live`, a run whose lease lapsed is found.
+        scores = {key: score for key, score in (*opened, *live) if score <= now}
+        found = sorted(self._runs(list(scores.items())), key=lambda run: run.deadline)
+        return Survey(
+            time,
+            lapsed=tuple(run for run in found if run.state == "running"),
+            due=tuple(run for run in found if run.state not in ("claimed", "running")),
+            requests=tuple(request_of(id_, fields) for id_, fields in requests),
+        )
+
+    def _runs(self, scores: Sequence[tuple[bytes, float]]) -> list[Run]:
+        at = dict(scores)
+        found = self._found([key for key, _ in scores])
+        return [run_of(key, record, at[key.encode()]) for key, record in found if b"policy" in record]
+
+    def _found(self, keys: Sequence[bytes]) -> list[tuple[str, dict[bytes, bytes]]]:
+        """Return the records of keys; what was settled since the keys were read is left out."""
+        names = [key.decode() for key in keys]
+        records: list[dict[bytes, bytes]] = []
+        for start in range(0, len(names), BATCH):
+            records += self._ask(lambda c, part=names[start : start + BATCH]: self._records(c, part))
+        return [(name, record) for name, record in zip(names, records, strict=True) if record]
+
+    def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
+        with client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hgetall(self.keys.occurrence(key))
+            return list(pipe.execute())
+
+    def dead_letters(self) -> Mapping[str, str]:
+        letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
+        return {key.decode(): letter.decode() for key, letter in letters.items()}
+
+    # ---- requests of operators
+
+    def ask(self, request: Request) -> str:
+        fields = {
+            "kind": request.kind,
+            "key": request.key,
+            "by": request.by,
+            "why": request.why,
+            "expires": micros(request.expires),
+        }
+        id_: bytes = self._ask(lambda c: c.xadd(self.keys("requests"), fields, maxlen=REQUESTS_KEPT, approximate=True))
+        self._ask(lambda c: c.publish(self.keys("wake"), "request"))
+        return id_.decode()
+
+    def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:
+        reply = self._lead(
+            "answer",
+            epoch,
+            keys=self._request_keys(request),
+            args=(request.id, outcome, millis(OUTCOMES_KEPT)),
+        )
+        return Answer(Verdict(reply.decode()))
+
+    def outcome(self, id: str) -> str | None:
+        words = self._ask(lambda c: c.get(self.keys.outcome(id)))
+        return words.decode() if words is not None else None
+
+    # ---- calling
+
+    def _keys_of(self, key: str, entry: str, bucket: Bucket) -> tuple[str, str, str]:
+        return (self.keys.occurrence(key), self.keys.open_of(entry), self.keys.done(entry, bucket.number))
+
+    def _request_keys(self, request: Request) -> tuple[str, str]:
+        return self.keys("requests"), self.keys.outcome(request.id)
+
+    def _lead(self, script: str, epoch: int, *, keys: Iterable[Word] = (), args: Iterable[Word] = ()) -> Any:
+        """Run a leader's script: the keys and arguments of `prelude.lua` come first."""
+        head = [self.keys(name) for name in ("epoch", "schema", "cursor", "last", "audit", "open", "live")]
+        return self._run(script, (*head, *keys), (epoch, self._max_skew, self._audit_max, self._retention, *args))
+
+
+def _named(occurrence: Occurrence) -> tuple[str, str, int]:
+    return occurrence.key, occurrence.entry, micros(occurrence.nominal)
+
+
+def _of_run(run: Run) -> tuple[str, str, Word]:
+    return run.key, run.entry, micros(run.nominal) if run.nominal is not None else ""
+
+
+def _detail(occurrence: Occurrence) -> str:
+    return "misfire" if occurrence.late else ""
+
+
+def _who(request: Request) -> str:
+    return f"{request.by}: {request.why}" if request.why else request.by
+
+
+def _answer(reply: Sequence[bytes]) -> Answer:
+    verdict, *detail = reply
+    return Answer(Verdict(verdict.decode()), detail[0].decode() if detail else "")
+
+
+def _each_entry_once(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
+    """Yield the holds in their order, no entry twice in a part: the second must find what the first has left."""
+    part: list[Hold] = []
+    for item in holds:
+        if any(item.occurrence.entry == before.occurrence.entry for before in part):
+            yield part
+            part = []
+        part.append(item)
+    if part:
+        yield part
