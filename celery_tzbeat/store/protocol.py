@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
-from celery_tzbeat.deliveries import DEFAULT_POLICY, DeadLetter, WorkerPresence
+from celery_tzbeat.deliveries import DEFAULT_POLICY, WorkerPresence
 from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Policy, Presence, Unrun
 
 from .keys import Bucket
@@ -309,11 +309,11 @@ class Store(Protocol):
         """
 
     def replay(
-        self, request: Request, letter: DeadLetter, claim: Claimed, payload: bytes, *, dispatch: int, epoch: int
+        self, request: Request, claimed: Claimed, payload: bytes, *, policy: Policy, dispatch: int, epoch: int
     ) -> Answer:
         """Move a dead occurrence to claimed, under a higher dispatch; letter and request go in the same script (line 28).
 
-        `payload` names the dispatch; the claim's own payload is not looked at. DECIDED where there is no letter, or the
+        `payload` names the dispatch, `policy` is its ticket's. DECIDED where there is no letter, or the
         occurrence is open; with a number in its detail where the done mark admits only that dispatch and higher ones.
         """
 
@@ -360,6 +360,9 @@ class Store(Protocol):
 
     def dead_letters(self) -> Mapping[str, str]:
         """Return the dead letters, JSON by key."""
+
+    def dead_letter(self, key: str) -> str | None:
+        """Return one dead letter, JSON; None where there is none."""
 
     def audit(self, *, count: int = 1000) -> list[AuditRecord]:
         """Return the newest audit records, oldest first."""

@@ -88,9 +88,9 @@ def request_of(id_: bytes, fields: Mapping[bytes, bytes]) -> Request:
     )
 
 
-def entry_of(letter: bytes | None) -> str:
+def entry_of(letter: str | None) -> str:
     """Return the entry that a dead letter names; empty where the letter cannot be read."""
     try:
-        return DeadLetter.from_json(letter or b"").entry
+        return DeadLetter.from_json(letter or "").entry
     except ValueError:
         return ""

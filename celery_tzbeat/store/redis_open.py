@@ -9,8 +9,8 @@ from typing import Any
 
 import redis
 
-from celery_tzbeat.deliveries import DEFAULT_POLICY, DeadLetter, WorkerPresence
-from celery_tzbeat.model import MICROSECOND, Occurrence, from_micros, micros
+from celery_tzbeat.deliveries import WorkerPresence
+from celery_tzbeat.model import MICROSECOND, Occurrence, Policy, from_micros, micros
 
 from .calls import RedisCalls, Word, answers_of, millis
 from .keys import Bucket
@@ -181,10 +181,9 @@ class OpenOccurrences(RedisCalls):
         return Answer(Verdict(reply.decode()))
 
     def replay(
-        self, request: Request, letter: DeadLetter, claim: Claim, payload: bytes, *, dispatch: int, epoch: int
+        self, request: Request, claimed: Claimed, payload: bytes, *, policy: Policy, dispatch: int, epoch: int
     ) -> Answer:
-        occurrence, bucket = claim.occurrence, claim.bucket
-        policy = claim.tracking.policy if claim.tracking is not None else DEFAULT_POLICY
+        occurrence, bucket = claimed.occurrence, claimed.bucket
         reply = self._lead(
             "replay",
             epoch,
@@ -209,7 +208,7 @@ class OpenOccurrences(RedisCalls):
         return _answer(reply)
 
     def discard(self, request: Request, key: str, *, epoch: int) -> Answer:
-        letter = self._ask(lambda c: c.hget(self.keys("dead"), key))
+        letter = self.dead_letter(key)
         reply = self._lead(
             "discard",
             epoch,
@@ -313,6 +312,10 @@ class OpenOccurrences(RedisCalls):
             for key in keys:
                 pipe.hgetall(self.keys.occurrence(key))
             return list(pipe.execute())
+
+    def dead_letter(self, key: str) -> str | None:
+        letter = self._ask(lambda c: c.hget(self.keys("dead"), key))
+        return letter.decode() if letter is not None else None
 
     def dead_letters(self) -> Mapping[str, str]:
         letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
