@@ -1,12 +1,12 @@
 """How a run is told to stop, and what its body tells MAIN: one row per run on a board in shared memory.
 
 MAIN makes the board before the pool forks, so that a child reads and writes the same memory: no call, no lock, about 100 ns.
-In threads, gevent and solo it is the same memory anyway. A row is a run's from its claim to its end; each has a number of its
-own, never 0, so that a body which outlives its end (it was revoked, say) neither reads nor writes for the next run of its row.
+In threads, gevent and solo it is the same memory anyway. A row is a run's from its claim to its end; each run has a number of
+its own, never 0, so that a body which outlives its end (it was revoked, say) neither reads nor writes for the row's next run.
 
 | what fails | what happens |
 | --- | --- |
-| a pool child that is a fresh interpreter (start method "spawn") | it has no board: it sees its deadline only, and a retry that the task swallowed is not seen |
+| a pool child that is a fresh interpreter ("spawn") | no board: it sees its deadline only; a swallowed retry is not seen |
 | more live runs than rows | as above for those runs |
 | a torn read of a row (8 aligned bytes are copied at once on every platform served) | not handled |
 """
@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from celery_tzbeat.clock import Clock, SystemClock
 
-#: Rows on a board: live runs of one worker that can be told apart. 40 bytes each.
+#: Rows on a board: live runs of one worker that can be told apart. 32 bytes each.
 ROWS = 4096
 
 Why = Literal["", "cancel", "shutdown", "lost", "deadline"]
@@ -34,15 +34,14 @@ _CANCEL = 0  # the run that somebody asked to stop
 _LOST = 8  # the run whose token was taken away
 _RETRIED = 16  # the run that has published its next attempt
 _ETA = 24  # when that attempt is due: seconds since 1970, 0 for at once
-_DEADLINE = 32  # when the run is to stop by itself: monotonic seconds, 0 for never
 _SHUTDOWN = 0  # of the first row: 1 once the worker is shutting down
-_SIZE = 40
+_SIZE = 32
 
 
 class Row(NamedTuple):
     """Where a run stands on the board."""
 
-    index: int
+    place: int
     number: int
 
 
@@ -61,24 +60,18 @@ class Board:
         self._free = deque(range(1, rows + 1))
         self._numbers = 0
 
-    def take(self, deadline: float | None) -> Row | None:
-        """Return a row for a new run, which is to stop at `deadline` (monotonic seconds); None where all are taken."""
+    def take(self) -> Row | None:
+        """Return a row for a new run; None where all are taken."""
         try:
-            index = self._free.popleft()
+            place = self._free.popleft()
         except IndexError:
             return None
         self._numbers += 1
-        row = Row(index, self._numbers)
-        self.set_deadline(row, deadline)
-        return row
+        return Row(place, self._numbers)
 
     def free(self, row: Row) -> None:
         """Give a row back; the longest unused one is taken next."""
-        self._free.append(row.index)
-
-    def set_deadline(self, row: Row, deadline: float | None) -> None:
-        """Set when a run is to stop by itself (monotonic seconds, the same in all processes of a host)."""
-        _INSTANT.pack_into(self._memory, row.index * _SIZE + _DEADLINE, deadline or 0.0)
+        self._free.append(row.place)
 
     def ask_to_stop(self, row: Row) -> None:
         """Tell a run that somebody asked it to stop."""
@@ -98,14 +91,14 @@ class Board:
 
     def note_retry(self, row: Row, eta: float | None) -> None:
         """Say that a run has published its next attempt, due at `eta` (seconds since 1970)."""
-        _INSTANT.pack_into(self._memory, row.index * _SIZE + _ETA, eta or 0.0)
+        _INSTANT.pack_into(self._memory, row.place * _SIZE + _ETA, eta or 0.0)
         self._write(row, _RETRIED, row.number)
 
     def retried(self, row: Row) -> Retried | None:
         """Return what `note_retry` said of a run."""
         if not self._is(row, _RETRIED):
             return None
-        return Retried(_INSTANT.unpack_from(self._memory, row.index * _SIZE + _ETA)[0] or None)
+        return Retried(_INSTANT.unpack_from(self._memory, row.place * _SIZE + _ETA)[0] or None)
 
     def asked_to_stop(self, row: Row) -> bool:
         return self._is(row, _CANCEL)
@@ -114,14 +107,14 @@ class Board:
         return self._is(row, _LOST)
 
     def _write(self, row: Row, field: int, value: int) -> None:
-        _NUMBER.pack_into(self._memory, row.index * _SIZE + field, value)
+        _NUMBER.pack_into(self._memory, row.place * _SIZE + field, value)
 
     def _is(self, row: Row, field: int) -> bool:
-        return bool(_NUMBER.unpack_from(self._memory, row.index * _SIZE + field)[0] == row.number)
+        return bool(_NUMBER.unpack_from(self._memory, row.place * _SIZE + field)[0] == row.number)
 
 
 class Flags:
-    """What a body is told, from where it runs. `deadline` is in monotonic seconds."""
+    """What a body is told, from where it runs. `deadline` is in monotonic seconds, the same in all processes of a host."""
 
     def __init__(
         self, board: Board | None, row: Row | None, deadline: float | None, clock: Clock | None = None

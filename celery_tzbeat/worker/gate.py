@@ -1,0 +1,415 @@
+"""The gate: in MAIN, between a delivery and the body of its task, the ledger is asked once whether this delivery may start.
+
+Seam: Celery's `Request.revoked()`, called just before a request goes to its pool; True means *do not run*. In the pools that
+take requests before they can run them (threads, gevent) it is `Request.on_accepted()`, called where the body starts, which
+must raise to keep the body from running. `GatedRequest` is mixed in front of each task's own Request; messages without our
+header pass through untouched. Contract tests hold both.
+
+| what the ledger says, or what fails | what happens to the delivery |
+| --- | --- |
+| WON | it runs, with a heartbeat |
+| STALE, LIVE, SETTLED | acknowledged, it does not run: the ledger has the payload, the sweep is the takeover |
+| SUCCESSOR: its predecessor still runs | parked, asked again each 50 ms, requeued after 10 min |
+| EXHAUSTED, SECOND_START, UNKNOWN | a dead letter, acknowledged |
+| Celery calls it expired or revoked | written so |
+| the store does not answer: `run` | it runs under its own token, which the first heartbeat that arrives registers |
+| the store does not answer: `hold`, at_most_once | parked as a successor is |
+| the store hangs | two bounds of 0.2 s once; until the heartbeat hears from it again nobody else asks |
+| a header of ours that cannot be read | logged and counted, it runs as any other message |
+| a bug in here | logged and counted, it runs as if the store were down |
+| connection lost, or shutdown, while parked | dropped unacknowledged: the broker delivers it again |
+| MAIN killed between the claim and the body | the lease lapses: abandoned |
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from billiard.exceptions import TimeLimitExceeded
+from celery.exceptions import Retry
+from celery.worker import state as worker_state
+
+from celery_tzbeat.clock import Clock
+from celery_tzbeat.deliveries import Ticket
+from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.model import UTC
+from celery_tzbeat.store.runs import End, EndState, Gate, Order, Runs, Start, Started
+
+from . import outcome
+from .cancel import Board
+from .heartbeat import Heart, Held
+
+if TYPE_CHECKING:
+    from celery.worker.request import Request as CeleryRequest
+else:
+    CeleryRequest = object
+
+logger = logging.getLogger(__name__)
+
+#: A parked delivery asks again so often, and goes back to its queue after so long, in seconds.
+ASK_AGAIN, PARKED_AT_MOST = 0.05, 600.0
+
+#: The name under which a claimed message tells the body's process what was claimed, in the request's `properties`.
+CLAIM = "tzbeat"
+
+#: Why the gate buries a delivery, by the ledger's word.
+BURIED = {Gate.EXHAUSTED: "deliveries", Gate.SECOND_START: "second_start", Gate.UNKNOWN: "unknown"}
+
+
+@dataclass(eq=False)
+class Delivery:
+    """One delivered message of ours, as long as its request lives."""
+
+    ticket: Ticket
+    order: Order
+    token: str
+    payload: bytes
+    run: Held | None = None
+    parked_at: float | None = None  # monotonic seconds
+    taken: EndState | None = None  # somebody took the run away
+    finished: bool = False  # its child stored a success before it was lost
+
+
+class Entrance:
+    """What stands behind every gated request of one worker. `consumer` is Celery's; set again at each connection.
+
+    `runs` opens a ledger by namespace; its calls come from whichever thread a pool asks in.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: Any,
+        runs: Callable[[str], Runs],
+        namespace: str,
+        heart: Heart,
+        board: Board,
+        clock: Clock,
+        counts: Counter[str],
+        at_acceptance: bool,
+        stop_body: Callable[[], BaseException],
+    ) -> None:
+        self.consumer = consumer
+        self.at_acceptance = at_acceptance
+        self.stop_body = stop_body
+        self.heart = heart
+        self.board = board
+        self.counts = counts
+        self.clock = clock
+        self.parked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._runs = runs
+        self._ledgers: dict[str, Runs] = {}
+        self._namespace = namespace
+
+    def delivery_of(self, request: Any) -> Delivery | None:
+        """Return our side of a request; None for a message that is not ours, or cannot be read."""
+        found = request.__dict__.get(CLAIM, self)
+        if found is self:
+            found = request.__dict__[CLAIM] = self._read(request)
+        return found
+
+    def admits(self, request: Any, delivery: Delivery) -> bool:
+        """Ask whether a delivery may start now, and see to it where it may not."""
+        try:
+            started = self._ask(request, delivery)
+        except Exception:
+            self.counts["errors"] += 1
+            logger.exception("tzbeat: the gate failed for %s", delivery.ticket.key)
+            started = None
+        if started is None:
+            policy = delivery.ticket.policy
+            if policy.on_store_down == "hold" or policy.delivery == "at_most_once":
+                return self._park(request, delivery)
+            self.counts["started_blind"] += 1
+            started = Started(Gate.WON)
+        if started.gate is Gate.WON:
+            self._won(request, delivery, started)
+            return True
+        if started.gate is Gate.SUCCESSOR:
+            return self._park(request, delivery)
+        self._unpark(request, delivery)
+        self.counts[started.gate.value.lower()] += 1
+        if started.gate in BURIED:
+            reason = BURIED[started.gate]
+            error = f"refused by the gate: {started.gate.value.lower()} after {started.starts} starts"
+            self.bury(request, delivery, reason, error, attempts=started.starts)
+        logger.info(
+            "tzbeat: %s[%s] of %s is not run: %s%s",
+            request.name,
+            request.id,
+            delivery.ticket.key,
+            started.gate.value.lower(),
+            f" ({started.state})" if started.state else "",
+        )
+        worker_state.task_ready(request)
+        request.acknowledge()
+        return False
+
+    def turned_away(self, request: Any, delivery: Delivery, state: EndState) -> None:
+        """Write that Celery itself dropped a delivery that did not start."""
+        self._unpark(request, delivery)
+        if delivery.run is None:
+            self.heart.owe(None, End(delivery.ticket, delivery.order, "", state))
+
+    def bury(self, request: Any, delivery: Delivery, reason: str, error: str, *, attempts: int = 0) -> None:
+        """Write a dead letter for a delivery that did not start."""
+        text = outcome.letter(
+            delivery.ticket,
+            reason,
+            error,
+            task=request.task.name,
+            at=self.clock.now(),
+            message=delivery.payload,
+            attempts=attempts,
+            worker=request.hostname,
+            task_id=request.id,
+        )
+        self.heart.owe(None, End(delivery.ticket, delivery.order, "", "dead", reason=reason, letter=text))
+
+    def ended(
+        self, request: Any, delivery: Delivery, exc: BaseException | None, traceback: str = "", eta: datetime | None = None
+    ) -> None:
+        """Write how a run ended; the first word counts. Without `exc` the body returned."""
+        run = delivery.run
+        if run is None or run.end is not None:
+            return
+        retried = self.board.retried(run.row) if run.row is not None else None
+        reason = text = ""
+        state: EndState = "done"
+        if retried is not None:
+            state, eta = "retry", datetime.fromtimestamp(retried.eta, UTC) if retried.eta else None
+        elif delivery.taken is not None and exc is None:
+            state = delivery.taken
+        elif exc is not None and not delivery.finished:
+            limit = request.task.max_retries
+            state, reason = outcome.of_exception(
+                exc,
+                taken=delivery.taken,
+                asked=run.asked_at is not None,
+                shutting_down=self.board.shutting_down,
+                last=limit is not None and 0 < limit <= run.order.retries,
+            )
+            if isinstance(exc, Retry):
+                eta = outcome.due_of(exc, self.clock.now())
+        if state == "dead":
+            text = outcome.letter(
+                delivery.ticket,
+                reason,
+                f"{type(exc).__name__}: {exc}",
+                task=request.task.name,
+                at=self.clock.now(),
+                message=delivery.payload,
+                traceback=traceback,
+                attempts=run.starts,
+                worker=request.hostname,
+                task_id=request.id,
+            )
+        seconds = self.clock.reading().monotonic - run.began
+        self.heart.owe(
+            run,
+            End(run.ticket, run.order, run.token, state, reason=reason, letter=text, eta=eta, seconds=seconds),
+        )
+
+    # ---- parts
+
+    def _read(self, request: Any) -> Delivery | None:
+        try:
+            message = request.message
+            ticket = Ticket.from_headers(message.headers)
+            if ticket is None:
+                return None
+            if not ticket.namespace:  # an ordinary message behind the gate belongs to the worker it comes to
+                ticket = replace(ticket, namespace=self._namespace)
+            retries = int(request.request_dict.get("retries") or 0)
+            payload = outcome.raw_message(message, self.clock.now())
+            return Delivery(ticket, Order(ticket.dispatch, retries), uuid4().hex, payload)
+        except Exception as exc:
+            self.counts["unreadable"] += 1
+            logger.warning("tzbeat: message %s runs without the gate: %s", request.id, exc)
+            return None
+
+    def _ask(self, request: Any, delivery: Delivery) -> Started | None:
+        """Return the ledger's answer; None where it has none."""
+        if self.heart.down:
+            return None
+        ticket = delivery.ticket
+        ledger = self._ledgers.get(ticket.namespace)
+        if ledger is None:
+            ledger = self._ledgers[ticket.namespace] = self._runs(ticket.namespace)
+        start = Start(
+            ticket, delivery.order, delivery.token, request.hostname, bool(request.task.acks_late), delivery.payload
+        )
+        try:
+            return ledger.start(start)
+        except (StoreUnavailable, StoreUnreadable) as exc:
+            self.counts["store_failed"] += 1
+            logger.warning("tzbeat: the store does not answer the gate: %s", exc)
+            self.heart.store_failed()
+            return None
+
+    def _won(self, request: Any, delivery: Delivery, started: Started) -> None:
+        self._unpark(request, delivery)
+        now = self.clock.reading().monotonic
+        row = self.board.take()
+        delivery.run = run = Held(
+            ticket=delivery.ticket,
+            order=delivery.order,
+            token=delivery.token,
+            worker=request.hostname,
+            acks_late=bool(request.task.acks_late),
+            payload=delivery.payload,
+            row=row,
+            request=weakref.ref(request),
+            began=now,
+            starts=started.starts,
+        )
+        claim = {
+            "ticket": delivery.ticket.to_header(),
+            "token": delivery.token,
+            "attempt": max(started.starts, 1),
+            "row": list(row) if row is not None else None,
+            "deadline": _deadline(request, delivery.ticket, now),
+            "checkpoint": started.checkpoint,
+        }
+        # A dict of our own: Celery's is the message's, which may go back to its queue.
+        request.request_dict["properties"] = {**(request.request_dict.get("properties") or {}), CLAIM: claim}
+        self.heart.hold(run)
+
+    def _park(self, request: Any, delivery: Delivery) -> bool:
+        """Hold a delivery back and ask again; False, as `admits` says it."""
+        now = self.clock.reading().monotonic
+        consumer = self.consumer
+        if delivery.parked_at is None:
+            delivery.parked_at = now
+            self.parked.add(request)
+            self.counts["parked"] += 1
+            consumer.qos.increment_eventually()  # it must not take the place of one that can run
+        elif now > delivery.parked_at + PARKED_AT_MOST:
+            self._unpark(request, delivery)
+            worker_state.task_ready(request)
+            request.reject(requeue=True)
+            return False
+        connection = consumer.connection
+
+        def again() -> None:
+            # Of a connection that is gone the broker delivers it again; so it does when the worker ends.
+            if consumer.connection is connection and not self.board.shutting_down and request in self.parked:
+                consumer.on_task_request(request)
+
+        if self.at_acceptance and not getattr(consumer.pool, "is_green", False):
+            self.heart.later(ASK_AGAIN, again)  # a pool thread must not touch the loop's timer
+        else:
+            consumer.timer.call_after(ASK_AGAIN, again)
+        return False
+
+    def _unpark(self, request: Any, delivery: Delivery) -> None:
+        if delivery.parked_at is not None and request in self.parked:
+            self.parked.discard(request)
+            self.consumer.qos.decrement_eventually()
+        delivery.parked_at = None
+
+
+def _deadline(request: Any, ticket: Ticket, now: float) -> float | None:
+    """Return when a run is to stop by itself: the soft limit of the message, of the policy, of the task, in that order."""
+    hard, soft = request.time_limits or (None, None)
+    policy = ticket.policy.timeout
+    seconds = soft or (policy.total_seconds() if policy is not None else None) or request.task.soft_time_limit
+    seconds = seconds or hard or request.task.time_limit
+    return now + seconds if seconds else None
+
+
+class GatedRequest(CeleryRequest):
+    """Mixed in front of a task's own Request. Its hooks see to Celery's work first, and never raise of their own."""
+
+    entrance: Entrance
+
+    def revoked(self) -> bool:
+        delivery = self.entrance.delivery_of(self)
+        if delivery is None:
+            return bool(super().revoked())
+        if super().revoked():
+            self._noting(self.entrance.turned_away, delivery, "expired" if self.maybe_expire() else "revoked")
+            return True
+        if self not in worker_state.reserved_requests:
+            return False  # asked at receipt, on account of `expires`: it does not run yet
+        self.__dict__["on_success"] = self._on_success
+        return not (self.entrance.at_acceptance or self.entrance.admits(self, delivery))
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        entrance = self.entrance
+        if entrance.at_acceptance:
+            delivery = entrance.delivery_of(self)
+            if delivery is not None and not entrance.admits(self, delivery):
+                raise entrance.stop_body()
+        super().on_accepted(pid, time_accepted)
+
+    def _on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        """Stands in the instance, where the class made by Celery cannot shadow it."""
+        self.__dict__.pop("on_success", None)
+        try:
+            return self.on_success(failed__retval__runtime, **kwargs)
+        finally:
+            # A failure has come to on_failure. A pool without processes hands over what it could not read as a result.
+            read = isinstance(failed__retval__runtime, tuple)
+            self._end(None if read else SystemExit("the body was ended"))
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        exc = outcome.unwrapped(exc_info.exception)
+        try:
+            return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        finally:
+            self._end(exc, str(exc_info.traceback or ""))
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        try:
+            super().on_timeout(soft, timeout)
+        finally:
+            if not soft:
+                self._end(TimeLimitExceeded(timeout))
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        super().terminate(pool, signal)
+        if self._already_revoked:
+            self._take("revoked")
+            self._end(None)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        self._take("abandoned")  # written when the child is gone, not before
+        super().cancel(pool, signal, emit_retry=emit_retry)
+
+    def _success_was_stored(self) -> Any:
+        found = super()._success_was_stored()
+        delivery = self.entrance.delivery_of(self)
+        if found and delivery is not None:
+            delivery.finished = True
+        return found
+
+    def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
+        sent = bool(super()._retry_worker_lost(exc, exc_info))
+        if sent:
+            self._end(Retry(exc=exc, when=self.task.default_retry_delay))
+        return sent
+
+    def _take(self, state: EndState) -> None:
+        delivery = self.entrance.delivery_of(self)
+        if delivery is not None and delivery.taken is None:
+            delivery.taken = state
+
+    def _end(self, exc: BaseException | None, traceback: str = "") -> None:
+        delivery = self.entrance.delivery_of(self)
+        if delivery is not None:
+            self._noting(self.entrance.ended, delivery, exc, traceback)
+
+    def _noting(self, note: Callable[..., None], delivery: Delivery, *args: Any) -> None:
+        try:
+            note(self, delivery, *args)
+        except Exception:
+            self.entrance.counts["errors"] += 1
+            logger.exception("tzbeat: how %s ended could not be noted", delivery.ticket.key)
