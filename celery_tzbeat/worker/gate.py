@@ -174,7 +174,12 @@ class Entrance:
         self.heart.owe(None, End(delivery.ticket, delivery.order, "", "dead", reason=reason, letter=text))
 
     def ended(
-        self, request: Any, delivery: Delivery, exc: BaseException | None, traceback: str = "", eta: datetime | None = None
+        self,
+        request: Any,
+        delivery: Delivery,
+        exc: BaseException | None,
+        traceback: str = "",
+        eta: datetime | None = None,
     ) -> None:
         """Write how a run ended; the first word counts. Without `exc` the body returned."""
         run = delivery.run
@@ -185,8 +190,8 @@ class Entrance:
         state: EndState = "done"
         if retried is not None:
             state, eta = "retry", datetime.fromtimestamp(retried.eta, UTC) if retried.eta else None
-        elif delivery.taken is not None and exc is None:
-            state = delivery.taken
+        elif delivery.taken == "revoked":
+            state = "revoked"
         elif exc is not None and not delivery.finished:
             limit = request.task.max_retries
             state, reason = outcome.of_exception(
@@ -290,7 +295,8 @@ class Entrance:
             delivery.parked_at = now
             self.parked.add(request)
             self.counts["parked"] += 1
-            consumer.qos.increment_eventually()  # it must not take the place of one that can run
+            if consumer.qos is not None:
+                consumer.qos.increment_eventually()  # it must not take the place of one that can run
         elif now > delivery.parked_at + PARKED_AT_MOST:
             self._unpark(request, delivery)
             worker_state.task_ready(request)
@@ -312,7 +318,8 @@ class Entrance:
     def _unpark(self, request: Any, delivery: Delivery) -> None:
         if delivery.parked_at is not None and request in self.parked:
             self.parked.discard(request)
-            self.consumer.qos.decrement_eventually()
+            if self.consumer.qos is not None:
+                self.consumer.qos.decrement_eventually()
         delivery.parked_at = None
 
 
@@ -353,12 +360,15 @@ class GatedRequest(CeleryRequest):
     def _on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
         """Stands in the instance, where the class made by Celery cannot shadow it."""
         self.__dict__.pop("on_success", None)
+        exc: BaseException | None = None
+        if not isinstance(failed__retval__runtime, tuple):  # pools without processes hand over the ExceptionInfo itself
+            exc = SystemExit("the body was ended")
+        elif failed__retval__runtime[0]:
+            exc = outcome.unwrapped(failed__retval__runtime[1].exception)
         try:
             return self.on_success(failed__retval__runtime, **kwargs)
         finally:
-            # A failure has come to on_failure. A pool without processes hands over what it could not read as a result.
-            read = isinstance(failed__retval__runtime, tuple)
-            self._end(None if read else SystemExit("the body was ended"))
+            self._end(exc)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         exc = outcome.unwrapped(exc_info.exception)

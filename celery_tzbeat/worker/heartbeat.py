@@ -6,7 +6,7 @@ did not hand to it (`hold`), and forgets it when its end is written.
 
 | what fails | what happens |
 | --- | --- |
-| the store, for a while | `down` is set for the gate; leases are not renewed (no leader declares them lapsed then), ends stay owed |
+| the store, for a while | `down` is set for the gate; leases are not renewed (nor declared lapsed by a leader), ends stay owed |
 | the store, for ever | as above; the ends are gone with the process |
 | a run's record is gone, or lies open | the heartbeat writes it anew (RESUMED) |
 | another token runs the key | both go on, counted (OVERLAP) |
@@ -158,6 +158,11 @@ class Heart:
             waiter.wait(GATHER)
         waiter.close()
         return not self._owed
+
+    @property
+    def owed(self) -> int:
+        """How many ends are not written yet."""
+        return len(self._owed)
 
     @property
     def interval(self) -> float:

@@ -117,14 +117,16 @@ def letter(
 def raw_message(message: Message, now: datetime) -> bytes:
     """Return a delivered message as `Parcel.from_bytes` reads it, its body byte for byte.
 
-    Of kombu's virtual transports (Redis, SQS) that is the very text that was in the queue. Seam: `Message._raw` there; without
+    Of kombu's virtual transports (Redis, SQS) that is the very text that was in the queue. Seam: `Message._raw`; without
     it the parts are put together.
     """
     raw = getattr(message, "_raw", None)
     if isinstance(raw, dict) and "properties" in raw:
         return bytes(dumps(raw).encode())
     properties = {
-        name: value for name, value in (message.properties or {}).items() if name not in ("delivery_tag", "delivery_info")
+        name: value
+        for name, value in (message.properties or {}).items()
+        if name not in ("delivery_tag", "delivery_info")
     }
     place: dict[str, Any] = message.delivery_info or {}
     body = message.body
