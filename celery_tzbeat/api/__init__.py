@@ -26,6 +26,7 @@ from celery_tzbeat.policy import nearest
 from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules import zone as read_zone
 from celery_tzbeat.settings import Settings, app_timezone
+from celery_tzbeat.worker.install import install
 
 from .findings import Finding, Health, Route, check, import_modules, no_settings, overall_health, route
 from .standing import Standing, ledger_of, plain_standing
@@ -44,8 +45,8 @@ class TzBeat:
     """celery_tzbeat on an app: ``tz = TzBeat(app)`` where the app is made.
 
     Reads and writes no configuration when made. Once the app is configured it sets `beat_scheduler`, if the user left
-    that unset; nothing else. With ``set_scheduler=False`` it only looks: the command line does, so that it sees what
-    `celery beat` would start.
+    that unset; nothing else. A worker of the app gets the worker half (`worker.install`) when it starts.
+    With ``set_scheduler=False`` it only looks: the command line does, so that it sees what `celery beat` would start.
     """
 
     def __init__(self, app: Celery, *, clock: Clock | None = None, set_scheduler: bool = True) -> None:
@@ -53,6 +54,7 @@ class TzBeat:
         self._clock = clock or SystemClock()
         if not set_scheduler:
             return
+        install(app)
         app.on_after_configure.connect(_set_scheduler, weak=False)
         if app.configured:  # the signal was sent before
             _set_scheduler(app)

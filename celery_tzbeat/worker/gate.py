@@ -110,9 +110,9 @@ class Entrance:
 
     def delivery_of(self, request: Any) -> Delivery | None:
         """Return our side of a request; None for a message that is not ours, or cannot be read."""
-        found = request.__dict__.get(CLAIM, self)
-        if found is self:
-            found = request.__dict__[CLAIM] = self._read(request)
+        if CLAIM not in request.__dict__:
+            request.__dict__[CLAIM] = self._read(request)
+        found: Delivery | None = request.__dict__[CLAIM]
         return found
 
     def admits(self, request: Any, delivery: Delivery) -> bool:

@@ -6,7 +6,7 @@ did not hand to it (`hold`), and forgets it when its end is written.
 
 | what fails | what happens |
 | --- | --- |
-| the store, for a while | `down` is set for the gate; leases are not renewed (nor declared lapsed by a leader), ends stay owed |
+| the store, for a while | `down` is set for the gate; leases are not renewed (no leader calls them lapsed), ends stay owed |
 | the store, for ever | as above; the ends are gone with the process |
 | a run's record is gone, or lies open | the heartbeat writes it anew (RESUMED) |
 | another token runs the key | both go on, counted (OVERLAP) |

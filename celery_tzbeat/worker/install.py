@@ -19,6 +19,7 @@ The body's side needs no bootstep: what the gate claimed travels with the reques
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
@@ -71,7 +72,7 @@ def install(app: Celery) -> None:
     signals.worker_shutting_down.connect(_shutting_down, weak=False, dispatch_uid="tzbeat")
 
 
-class WorkerHalf(bootsteps.StartStopStep):  # type: ignore[misc]
+class WorkerHalf(bootsteps.StartStopStep):
     """The parts of one worker, in MAIN; `current` is that of this process (a forked child has its MAIN's)."""
 
     label = "tzbeat"
@@ -232,9 +233,8 @@ class NotStarted(Exception):
 
 
 def _stop_greenlet() -> BaseException:
-    from greenlet import GreenletExit
-
-    return GreenletExit()  # ends a greenlet without a word
+    ending: BaseException = importlib.import_module("greenlet").GreenletExit()  # ends a greenlet without a word
+    return ending
 
 
 def _is_threads(pool: Any) -> bool:
