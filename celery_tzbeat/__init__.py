@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         beat_leading,
         beat_standing_by,
         occurrence_dead,
+        occurrence_lost,
         occurrence_sent,
         occurrences_unrun,
     )
@@ -60,6 +61,7 @@ _HOMES = {
     "beat_leading": "signals",
     "beat_standing_by": "signals",
     "occurrence_dead": "signals",
+    "occurrence_lost": "signals",
     "occurrence_sent": "signals",
     "occurrences_unrun": "signals",
     "idempotent": "worker.idempotency",
@@ -89,6 +91,7 @@ __all__ = [
     "every",
     "idempotent",
     "occurrence_dead",
+    "occurrence_lost",
     "occurrence_sent",
     "occurrences_unrun",
     "rrule",

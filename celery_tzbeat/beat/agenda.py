@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun
 from celery_tzbeat.schedules.plan import COUNTED, cursor_at, judge, start_of
+from celery_tzbeat.store.keys import Bucket
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,12 @@ class Course:
     late_until: datetime | None = None  # up to here: misfired, run nevertheless
     put_offs: int = 0
     build_failures: int = 0
+
+    @property
+    def bucket(self) -> Bucket:
+        """The place of that occurrence's done mark."""
+        assert self.next is not None
+        return Bucket.of(self.next, self.entry.schedule.shortest_gap)
 
     def occurrence(self) -> Occurrence:
         """Return the occurrence to send next; there is one."""

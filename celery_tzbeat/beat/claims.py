@@ -10,6 +10,7 @@ Failure table (lines 2, 9, 10, 11 of the state table; each row leaves at most a 
     confirmed, reply lost               DECIDED: it is settled                 one message
     returned or refused by the broker   this leader; the 5th time: dead        none
     dead, reply lost                    DECIDED: it is not sent again          none
+    claimed at most once, dies          next leader: dead (doubtful)           one message, or none
     frozen while publishing, woken      next leader has sent it; a late copy   two copies, one task id
     the store is wiped                  this leader publishes, confirms none   one message
 
@@ -20,8 +21,6 @@ broker leaves one open claim of an entry, not one of each occurrence.
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from celery_tzbeat.clock import Clock, Reading
+from celery_tzbeat.deliveries import DeadLetter
 from celery_tzbeat.envelopes import Parcel
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Occurrence, iso
@@ -107,6 +107,12 @@ class Claims:
             if found.epoch != self._epoch:
                 taken = self._store.reclaim(found.occurrence, epoch=self._epoch)
                 self._progress()
+                if taken is not None and found.policy.delivery == "at_most_once":
+                    owed = _Owed(Claimed(taken.occurrence, taken.bucket), taken.payload, self._clock.reading())
+                    self._bury(
+                        owed, "doubtful", "a leader that is gone may have sent it, and it is delivered at most once"
+                    )
+                    continue
             if taken is not None:
                 logger.warning(
                     "the claim of %s was left open: its message is sent again under its task id",
@@ -156,7 +162,7 @@ class Claims:
     def _send(self, owed: _Owed) -> StoreUnavailable | None:
         """Send one message, or put it off. Return why the broker's answer is not known, where it is not."""
         if owed.refusals >= REFUSALS:  # it could not be buried then
-            self._bury(owed)
+            self._bury(owed, "unroutable", owed.words)
             return None
         try:
             envelopes = Parcel.from_bytes(owed.payload).at(self._clock.now())
@@ -201,27 +207,27 @@ class Claims:
         if owed.refusals < REFUSALS:
             self._put_off(owed)
         else:
-            self._bury(owed)
+            self._bury(owed, "unroutable", words)
 
-    def _bury(self, owed: _Owed) -> None:
-        """Line 10: what the broker does not take becomes a dead letter, with its message."""
+    def _bury(self, owed: _Owed, reason: str, words: str) -> None:
+        """Lines 10, 11: what the broker does not take, or may have, becomes a dead letter, with its message."""
         occurrence = owed.claimed.occurrence
-        letter = {
-            "v": 1,
-            "key": occurrence.key,
-            "entry": occurrence.entry,
-            "nominal": iso(occurrence.nominal),
-            "reason": "unroutable",
-            "error": owed.words,
-            "at": iso(self._clock.now()),
-            "message": base64.b64encode(owed.payload).decode(),
-        }
-        answer = self._store.settle(owed.claimed, "dead", "unroutable", epoch=self._epoch, letter=json.dumps(letter))
+        letter = DeadLetter(
+            key=occurrence.key,
+            entry=occurrence.entry,
+            task=_task_of(owed.payload),
+            nominal=occurrence.nominal,
+            reason=reason,
+            error=words,
+            at=self._clock.now(),
+            message=owed.payload,
+        )
+        answer = self._store.settle(owed.claimed, "dead", reason, epoch=self._epoch, letter=letter.to_json())
         self._progress()
         self._heed(answer.verdict)
-        del self._owed[occurrence.key]
+        self._owed.pop(occurrence.key, None)  # a doubtful one was never owed
         if answer.verdict is Verdict.DONE:
-            self._tell_dead(occurrence, "unroutable")
+            self._tell_dead(occurrence, reason)
 
     def _confirm(self) -> None:
         while self._published:
@@ -237,3 +243,11 @@ class Claims:
         if verdict is Verdict.STALE:
             raise Outdated
         # WIPED: there is no claim left to settle; the message was sent, which is what counts
+
+
+def _task_of(payload: bytes) -> str:
+    """Return the task's name; empty where the message cannot be read."""
+    try:
+        return str(Parcel.from_bytes(payload).run.headers.get("task") or "")
+    except Exception:  # it is kept as it is
+        return ""

@@ -22,10 +22,11 @@ from kombu.utils.json import dumps, loads
 
 from celery_tzbeat.deliveries import Ticket
 from celery_tzbeat.envelopes import Envelope
-from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Entry, Occurrence, from_iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Command
+
+from .publisher import BrokerUnavailable
 
 
 class BuildFailed(Exception):
@@ -44,6 +45,12 @@ class Message:
     bucket: Bucket
     payload: bytes = b""
     eta: datetime | None = None
+
+    @property
+    def kept(self) -> bytes:
+        """What the ledger keeps of the run, in a form that `Parcel.from_bytes` reads."""
+        first = self.parts[0] if self.parts else None
+        return first.args[1] if isinstance(first, Command) else self.payload
 
     @property
     def for_everybody(self) -> bool:
@@ -91,7 +98,7 @@ class Builder:
         self._failure = failure
 
     def build(self, entry: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
-        """Return the message. Raises BuildFailed (the entry's fault) or StoreUnavailable (the broker does not answer)."""
+        """Return the message. Raises BuildFailed (the entry's fault) or BrokerUnavailable."""
         bucket = Bucket.of(occurrence.nominal, entry.schedule.shortest_gap)
         try:
             self._outlet.clear()
@@ -104,7 +111,7 @@ class Builder:
         if failure is None:
             return _message(entry, tuple(parts), bucket)
         if not self._outlet.broker_answers():
-            raise StoreUnavailable(f"the broker does not answer: {failure}") from failure
+            raise BrokerUnavailable(f"the broker does not answer: {failure}") from failure
         raise BuildFailed(f"{type(failure).__name__}: {failure}") from failure
 
     def _celery_entry(self, entry: Entry, occurrence: Occurrence, bucket: Bucket, epoch: int) -> ScheduleEntry:

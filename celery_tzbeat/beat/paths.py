@@ -25,6 +25,7 @@ from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispat
 from .capture import Capture
 from .claims import Claims
 from .dispatch import Builder, BuildFailed, Message
+from .publisher import BrokerUnavailable
 
 EXPIRES, ETA = COUNTED
 
@@ -141,7 +142,7 @@ def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: s
         keys = capture.keys_of(queues)
     except Exception as exc:
         capture.reset()
-        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
+        raise BrokerUnavailable(f"the broker does not answer: {exc}") from exc
     try:
         run(replace(pushed, keys=(*pushed.keys, *keys)))
     except StoreUnreadable as exc:
@@ -153,7 +154,7 @@ def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: s
         capture.reset()
         if isinstance(exc, ResponseError) and not cannot_serve(str(exc)) and not isinstance(exc, ReadOnlyError):
             return f"the broker refuses to show what the store pushed: {exc}"
-        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
+        raise BrokerUnavailable(f"the broker does not answer: {exc}") from exc
     finally:
         if found is None:
             with suppress(StoreUnavailable, StoreUnreadable):
@@ -162,11 +163,8 @@ def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: s
 
 
 def _with_payload(outgoing: Outgoing) -> Tracking | None:
-    """Return the tracking with the run's message as it is pushed: `Parcel.from_bytes` reads that form, too."""
-    commands = _commands(outgoing.message)
-    if outgoing.tracking is None or not commands:
-        return None
-    return replace(outgoing.tracking, payload=commands[0].args[1])
+    tracking = outgoing.tracking
+    return replace(tracking, payload=outgoing.message.kept) if tracking is not None else None
 
 
 def _commands(message: Message) -> tuple[Command, ...]:

@@ -22,6 +22,10 @@ from .envelope import bounded_connection, drop
 logger = logging.getLogger(__name__)
 
 
+class BrokerUnavailable(StoreUnavailable):
+    """The broker did not answer: nothing is known of what was asked, and nothing is said of the store."""
+
+
 class Fate(enum.Enum):
     """What is known of a message after publishing it."""
 
@@ -43,7 +47,7 @@ class Publisher:
         self._homeless = False  # the last envelope was returned, or its exchange does not exist
 
     def publish(self, envelope: Envelope) -> tuple[Fate, str]:
-        """Send one envelope. Return its fate and the broker's words. Raises StoreUnavailable where it is unknown.
+        """Send one envelope. Return its fate and the broker's words. Raises BrokerUnavailable where it is unknown.
 
         Where there was no queue for it and Celery knows one, that is declared, and the envelope sent once more: the first
         was not sent for certain.
@@ -80,7 +84,7 @@ class Publisher:
             if connected and _is_refusal(exc):
                 self._homeless = isinstance(exc, NotFound)
                 return Fate.NOT_SENT, f"{type(exc).__name__}: {exc}"
-            raise StoreUnavailable(f"the broker does not answer: {type(exc).__name__}: {exc}") from exc
+            raise BrokerUnavailable(f"the broker does not answer: {type(exc).__name__}: {exc}") from exc
         if self._homeless:
             place = f"exchange {envelope.exchange!r}, routing key {envelope.routing_key!r}"
             return Fate.NOT_SENT, f"returned as unroutable: {place}"

@@ -33,9 +33,9 @@ from .agenda import Agenda
 from .capture import Capture
 from .dispatch import Builder, no_subscriptions_for_results
 from .envelope import Recording
+from .events import Events
 from .paths import ClaimsPath, Path, SameServerPath, same_server_probe
 from .publisher import Publisher
-from .term import Events
 from .ticker import Changes, Identity, Ticker
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class _Running:
             retention=settings.retention,
             max_skew=settings.max_skew,
             choose_path=self._choose_path,
-            events=Events(sent=self._sent, unrun=self._unrun, dead=self._dead),
+            events=Events(sent=self._sent, unrun=self._unrun, dead=self._dead, lost=self._lost),
             changes=Changes(leading=self._leading, standing_by=self._standing_by),
         )
 
@@ -262,6 +262,11 @@ class _Running:
     def _dead(self, occurrence: Occurrence, reason: str) -> None:
         signals.occurrence_dead.send(
             self._sender, entry=occurrence.entry, key=occurrence.key, nominal=occurrence.nominal, reason=reason
+        )
+
+    def _lost(self, occurrence: Occurrence) -> None:
+        signals.occurrence_lost.send(
+            self._sender, entry=occurrence.entry, key=occurrence.key, nominal=occurrence.nominal
         )
 
 

@@ -17,24 +17,26 @@ After any StoreUnavailable the same call is made again, with the same content, a
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from celery_tzbeat.clock import Clock, Reading
+from celery_tzbeat.deliveries import DeadLetter
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun, iso
-from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import BATCH, Burial, Office, Store, Tracking, Verdict
 
 from .agenda import BUILD_ATTEMPTS, Agenda, Course
 from .claims import Claims, Outdated
 from .dispatch import BuildFailed, Message
+from .events import Events
 from .ledger import Ledger, Replaced
+from .overlap import Overlap
 from .paths import Outgoing, Path
 from .publisher import Publisher
+from .requests import Requests
+from .sweep import Sweep
 from .unlisted import Unlisted
 
 logger = logging.getLogger(__name__)
@@ -51,15 +53,6 @@ BATCH_BYTES = 1_000_000
 #: A new entry starts from the later of this host's clock and the store's, where they agree so far. A store further off
 #: (which only a raised tzbeat_max_skew lets lead) tells nothing about this host's time.
 CLOCKS_AGREE = timedelta(seconds=300)
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """Whom the term tells what happened; called on the tick's thread."""
-
-    sent: Callable[[Occurrence], None]
-    unrun: Callable[[Unrun], None]
-    dead: Callable[[Occurrence, str], None]
 
 
 class Term:
@@ -95,6 +88,8 @@ class Term:
         self._places: dict[str, Cursor] = {}
         self._rows: deque[Unrun] = deque()
         self._in_flight: list[tuple[Course, Outgoing]] = []
+        self._tracks = tracks
+        self._ledger = Ledger(epoch=epoch, store=store, positions=self.positions, progress=progress, trusted=trusted)
         self._claims = Claims(
             epoch=epoch,
             store=store,
@@ -105,10 +100,20 @@ class Term:
             sent=events.sent,
             dead=events.dead,
         )
+        self._overlap = Overlap(
+            ledger=self._ledger, agenda=agenda, path=path, claims=self._claims, clock=clock, events=events
+        )
+        self._sweep = Sweep(
+            ledger=self._ledger,
+            claims=self._claims,
+            overlap=self._overlap,
+            requests=Requests(ledger=self._ledger, agenda=agenda, path=path, claims=self._claims),
+            clock=clock,
+            progress=progress,
+            events=events,
+        )
         self._claims_known = False  # whether what stands open in the ledger is owed here
         self._built_at = clock.reading()
-        self._tracks = tracks
-        self._ledger = Ledger(epoch=epoch, store=store, positions=self.positions, progress=progress, trusted=trusted)
         self._unlisted = Unlisted(self._ledger, clock, retention)
         self._looking_at: datetime | None = None  # the `now` of a look that is not through yet
 
@@ -143,6 +148,10 @@ class Term:
     def next_due(self) -> datetime | None:
         return self._agenda.next_due
 
+    def lose_sight(self) -> None:
+        """A call to the store failed: what looks like a dead worker may be that."""
+        self._sweep.view.break_off()
+
     @property
     def cut_off(self) -> bool:
         """Whether messages are claimed that cannot be sent, since the broker does not answer."""
@@ -158,6 +167,7 @@ class Term:
             self._agenda.ready.extendleft(course for course, _ in reversed(self._in_flight))
             self._in_flight = []
         self._settle_places()
+        self._sweep_ledger()
         if not self._send_claims(began):
             return 0.0
         self._unlisted.count()
@@ -175,7 +185,7 @@ class Term:
                 return 0.0
         due = self._agenda.next_due
         wait = (due - self._clock.now()).total_seconds() if due is not None else float("inf")
-        return max(0.0, min(wait, self._claims.next_try))
+        return max(0.0, min(wait, self._claims.next_try, self._sweep.wait))
 
     def positions(self) -> dict[str, Cursor]:
         """Return the cursors as this term knows them."""
@@ -194,6 +204,11 @@ class Term:
         if self._places:
             self._ledger.obey(lambda: self._store.place(self._places, epoch=self.epoch))
             self._places = {}
+
+    def _sweep_ledger(self) -> None:
+        known, self._claims_known = self._claims_known, False  # until the replies have come: a redispatch is a claim
+        self._sweep.sweep()
+        self._claims_known = known
 
     def _look(self) -> bool:
         """Judge some of what is due; return whether that was all of it.
@@ -233,6 +248,9 @@ class Term:
                 self._agenda.ready.popleft()
                 self._agenda.wait(course, self._clock.now() + timedelta(seconds=owed[course.entry.name]))
                 continue
+            if not self._overlap.admits(course):
+                self._agenda.ready.popleft()
+                continue
             occurrence = course.occurrence()
             try:
                 message = self.path.build(course.entry, occurrence, epoch=self.epoch)
@@ -270,6 +288,8 @@ class Term:
                         self._events.sent(outgoing.occurrence)
                 case Verdict.DECIDED:
                     self._agenda.done(course)
+                case Verdict.HELD:  # opened since it was admitted
+                    self._agenda.wait(course, now)
                 case _:  # EARLY: this host's clock is far ahead; FAULT: the queue refused it
                     logger.error(
                         "entry %r: the occurrence at %s was not sent: %s",
@@ -315,25 +335,17 @@ class Term:
             self._agenda.ready.popleft()
             self._agenda.put_off(course, self._clock.now())
             return
-        letter = json.dumps(
-            {
-                "v": 1,
-                "key": occurrence.key,
-                "entry": course.entry.name,
-                "task": course.entry.task,
-                "nominal": iso(occurrence.nominal),
-                "reason": "build",
-                "error": str(failure),
-                "at": iso(self._clock.now()),
-            }
-        )
-        burial = Burial(
-            occurrence,
-            self._agenda.cursor(course),
-            Bucket.of(occurrence.nominal, course.entry.schedule.shortest_gap),
+        letter = DeadLetter(
+            key=occurrence.key,
+            entry=course.entry.name,
+            task=course.entry.task,
+            nominal=occurrence.nominal,
             reason="build",
-            letter=letter,
+            error=str(failure),
+            at=self._clock.now(),
         )
+        cursor = self._agenda.cursor(course)
+        burial = Burial(occurrence, cursor, course.bucket, reason="build", letter=letter.to_json())
         answer = self._ledger.ask(lambda: [self._store.bury(burial, epoch=self.epoch)])[0]
         if answer.verdict is Verdict.EARLY:
             raise Replaced

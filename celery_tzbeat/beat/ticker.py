@@ -19,11 +19,12 @@ from celery_tzbeat.model import Presence
 from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Store, Verdict, needs_newer
 
 from .agenda import Agenda
+from .events import Events
 from .fleet import alive, differing_entries, newer_standby, oldest_schema
 from .ledger import Replaced
 from .paths import Path
-from .publisher import Publisher
-from .term import Events, Term
+from .publisher import BrokerUnavailable, Publisher
+from .term import Term
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +149,8 @@ class Ticker:
         self._failed = True
         self._hindrance = str(exc)
         self.path = None
+        if self._term is not None and not isinstance(exc, BrokerUnavailable):
+            self._term.lose_sight()
         now = self._clock.reading()
         if self._elector.lease() is None:
             self._helpless_since = None
@@ -212,6 +215,7 @@ class Ticker:
         if self._store_time - view.time > timedelta(seconds=self._max_skew):
             self._term = None  # the store's clock was set back: what was decided may lie ahead of it (`Term.begin`)
         self._store_time = view.time
+        self._tracks = self._store.workers_lived()
         self._elector.raise_floor(view.epoch)
         if self._term is not None and self._term.epoch < view.epoch:
             self._term = None  # another has led since

@@ -21,9 +21,9 @@ from celery import Celery
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
+from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.publisher import Fate
-from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import Changes, Identity, Ticker
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
@@ -309,7 +309,7 @@ class Host:
             retention=timedelta(hours=24),
             max_skew=MAX_SKEW,
             choose_path=lambda: path,
-            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None),
+            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None, lost=lambda _: None),
             changes=Changes(
                 leading=lambda epoch: self.changes.append(("leads", epoch)),
                 standing_by=lambda why: self.changes.append(("stands by", why)),

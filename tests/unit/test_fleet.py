@@ -10,9 +10,9 @@ import pytest
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import Message
+from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.fleet import alive, differing_entries, newer_standby, oldest_schema
 from celery_tzbeat.beat.paths import SameServerPath
-from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import WARN_EVERY, Changes, Identity, Ticker
 from celery_tzbeat.entries import Reading
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
@@ -185,7 +185,7 @@ class Beat:
             retention=timedelta(days=1),
             max_skew=MAX_SKEW,
             choose_path=lambda: path,
-            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None),
+            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None, lost=lambda _: None),
             changes=Changes(leading=lambda _: None, standing_by=lambda _: None),
         )
 

@@ -16,9 +16,10 @@ from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import BuildFailed, Message
+from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.ledger import Replaced
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
-from celery_tzbeat.beat.term import PUBLISHING, REBUILT_AFTER, Events, Term
+from celery_tzbeat.beat.term import PUBLISHING, REBUILT_AFTER, Term
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Unrun
@@ -125,6 +126,7 @@ class Beat:
         self.sent: list[str] = []
         self.unrun: list[Unrun] = []
         self.dead: list[tuple[str, str]] = []
+        self.lost: list[str] = []
         self.agenda = Agenda({e.name: e for e in entries}, "2026c")
 
     def take_office(self, epoch: int = 1) -> Term:
@@ -146,6 +148,7 @@ class Beat:
                 sent=lambda occurrence: self.sent.append(occurrence.key),
                 unrun=self.unrun.append,
                 dead=lambda occurrence, reason: self.dead.append((occurrence.key, reason)),
+                lost=lambda occurrence: self.lost.append(occurrence.key),
             ),
         )
         self.term.begin(office)

@@ -12,8 +12,8 @@ from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
 from celery_tzbeat.beat.dispatch import Message
+from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
-from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
@@ -94,7 +94,7 @@ class Beat:
             retention=timedelta(days=1),
             max_skew=MAX_SKEW,
             choose_path=self._choose_path,
-            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None),
+            events=Events(sent=lambda _: None, unrun=lambda _: None, dead=lambda *_: None, lost=lambda _: None),
             changes=Changes(
                 leading=lambda epoch: self.changes.append(("leads", epoch)),
                 standing_by=lambda why: self.changes.append(("stands by", why)),
