@@ -6,6 +6,7 @@
     ├── InvalidEntry         (ValueError)   an entry of ``beat_schedule`` that cannot be used
     ├── InvalidConfiguration (ValueError)   every problem of settings and entries, at once
     ├── EntryNotFound        (LookupError)  no entry has this name
+    ├── OccurrenceNotFound   (LookupError)  nothing of this key or entry is open, or dead
     ├── StoreUnavailable                    the store did not answer, or answered that it cannot serve now
     ├── StoreUnreadable                     the store holds what this release must not touch
     ├── Permanent                           raised in a task: no retry, a dead letter at once
@@ -62,6 +63,10 @@ class InvalidConfiguration(TzBeatError, ValueError):
 
 class EntryNotFound(TzBeatError, LookupError):
     """No entry has this name; the message offers the nearest one."""
+
+
+class OccurrenceNotFound(TzBeatError, LookupError):
+    """Nothing of this key or entry is open (cancel, run), or no dead letter has this key (dead letters)."""
 
 
 class StoreUnavailable(TzBeatError):

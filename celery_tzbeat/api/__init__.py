@@ -18,7 +18,7 @@ from celery import Celery
 from celery_tzbeat.beat.scheduler import configuration, open_store
 from celery_tzbeat.clock import Clock, SystemClock, Waker
 from celery_tzbeat.entries import Reading, read_entries
-from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule
+from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule, OccurrenceNotFound
 from celery_tzbeat.leases.protocol import Leader
 from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.model import Entry, Presence, Schedule
@@ -26,13 +26,15 @@ from celery_tzbeat.policy import nearest
 from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules import zone as read_zone
 from celery_tzbeat.settings import Settings, app_timezone
+from celery_tzbeat.store.protocol import Run
 from celery_tzbeat.worker.install import install
 
 from .findings import Finding, Health, Route, check, import_modules, no_settings, overall_health, route
+from .operations import Asked, DeadLetters, Desk
 from .standing import Standing, ledger_of, plain_standing
 from .timetable import Change, Crossing, Upcoming, crossing, upcoming
 
-__all__ = ["Change", "Crossing", "Finding", "Health", "Route", "Standing", "TzBeat", "Upcoming"]
+__all__ = ["Asked", "Change", "Crossing", "DeadLetters", "Finding", "Health", "Route", "Standing", "TzBeat", "Upcoming"]
 
 #: What `TzBeat` sets where the user set no scheduler.
 SCHEDULER = "celery_tzbeat:Scheduler"
@@ -160,6 +162,37 @@ class TzBeat:
                     return False
                 waker.wait(LOOK_EVERY)
 
+    # ---- runs and dead letters
+
+    def runs(self, entry: str = "") -> list[Run]:
+        """Return the unsettled occurrences of an entry, or of all: waiting, claimed, published, running, abandoned."""
+        with closing(open_store(self.settings())) as store:
+            return store.runs(entry)
+
+    def run(self, key: str) -> Run:
+        """Return one unsettled occurrence. Raises OccurrenceNotFound."""
+        for run in self.runs():
+            if run.key == key:
+                return run
+        raise OccurrenceNotFound(f"nothing of {key!r} is open")
+
+    def cancel(self, key_or_entry: str, *, why: str = "", wait: timedelta | None = None) -> tuple[Asked, ...]:
+        """Ask the leader to withdraw what does not run yet, and to stop what runs: one key, or all that is open of an entry.
+
+        Raises OccurrenceNotFound where nothing is open. With `wait`, look so long for the leader's answer. A run that was
+        asked to stop ends when its task heeds that (`run.cancelled`), or its pool can end it.
+        """
+        open_runs = self.runs()
+        keys = [run.key for run in open_runs if run.key == key_or_entry or run.entry == key_or_entry]
+        if not keys:
+            raise OccurrenceNotFound(f"nothing of {key_or_entry!r} is open: no key, and no entry")
+        return self._desk().ask("cancel", keys, why=why, wait=wait)
+
+    @property
+    def dead(self) -> DeadLetters:
+        """The dead letters: ``tz.dead.list()``, ``show``, ``replay``, ``discard``."""
+        return DeadLetters(self._desk())
+
     # ---- looking after it
 
     def health(self) -> Health:
@@ -185,6 +218,10 @@ class TzBeat:
         if problem:
             raise InvalidConfiguration([problem])
         return configuration(self.app)
+
+    def _desk(self) -> Desk:
+        settings = self.settings()
+        return Desk(lambda: closing(open_store(settings)), self._clock)
 
     def _leases(self) -> RedisLeases:
         settings = self.settings()

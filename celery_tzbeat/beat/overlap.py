@@ -65,12 +65,16 @@ class Overlap:
         return False
 
     def release(self, run: Run, now: datetime) -> None:
-        """Line 7: send what waits, where what it waited for is settled. Line 8: of an unlisted entry it is missed."""
+        """Line 7: send what waits, where what it waited for is settled. Line 8: what waited for too long is missed.
+
+        What waits for an entry that this leader does not list waits on: its message cannot be built here.
+        """
         assert run.nominal is not None
+        if run.deadline <= now:
+            self._settle(run, "missed", "waited for longer than catchup_window")
+            return
         entry = self._agenda.entries.get(run.entry)
         if entry is None:
-            if now - run.nominal > run.policy.start_within:
-                self._close(run, "missed", "unlisted while it waited")
             return
         occurrence, cursor = Occurrence(run.entry, run.nominal), self._agenda.positions()[run.entry]
         if self._ask(Hold(occurrence, cursor, run.bucket, run.policy)).verdict is not Verdict.DONE:
@@ -81,7 +85,7 @@ class Overlap:
             self._build_failed(run, entry.task, failure)
             return
         if not message.parts:
-            self._close(run, "skipped", "by the task")
+            self._settle(run, "skipped", "by the task")
             return
         message = replace(message, bucket=run.bucket)
         outgoing = Outgoing(entry, occurrence, cursor, message, Tracking(run.policy, message.eta))
@@ -128,12 +132,12 @@ class Overlap:
             error=str(failure),
             at=self._clock.now(),
         )
-        if self._close(run, "dead", "build", letter.to_json()) and run.nominal is not None:
+        if self._settle(run, "dead", "build", letter.to_json()) and run.nominal is not None:
             self._events.dead(Occurrence(run.entry, run.nominal), "build")
         del self._failures[run.key]
 
-    def _close(self, run: Run, state: State, reason: str, letter: str = "") -> bool:
+    def _settle(self, run: Run, state: State, reason: str, letter: str = "") -> bool:
         answer = self._ledger.ask_one(
-            lambda: self._store.close(run, state, reason, epoch=self._ledger.epoch, letter=letter)
+            lambda: self._store.settle_run(run, state, reason, epoch=self._ledger.epoch, letter=letter)
         )
         return answer.verdict is Verdict.DONE

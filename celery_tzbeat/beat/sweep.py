@@ -9,7 +9,7 @@ Failure table (lines 14, 25, 26 of the state table):
     abandon         the run stays lapsed / is in `due`     beaten, ended, taken over: DECIDED   STALE
     redispatch      stays abandoned / an open claim        started by a copy: DECIDED           STALE; takes the claim over
                     of this term: owed again
-    close           stays as it was / DECIDED              started: DECIDED, it runs            STALE
+    settle_run      stays as it was / DECIDED              started: DECIDED, it runs            STALE
     the view        broken by any failed call: nothing is abandoned for a run lease and two heartbeats
 
 Whether a *lapsed* run is dead is judged by `view` alone. A run that MAIN has seen die, or gave back, stands abandoned
@@ -135,7 +135,7 @@ class Sweep:
     def _late(self, run: Run) -> None:
         """Line 14: it is not followed any longer; should it still come, it runs."""
         words = f"not started within {run.policy.start_within.total_seconds():g} s"
-        if self._close(run, "lost", words):
+        if self._settle(run, "lost", words):
             logger.error("%s is lost: %s", run.key, words, extra={"action": "occurrence_lost", "key": run.key})
             if run.nominal is not None:
                 self._events.lost(Occurrence(run.entry, run.nominal))
@@ -143,7 +143,7 @@ class Sweep:
     def _abandoned(self, run: Run, now: datetime) -> None:
         """Line 26: dispatched again, or dead, as its policy says."""
         if run.nominal is None:  # an ordinary message behind the gate: its broker has it, and delivers it again
-            self._close(run, "lost", "its worker is gone; a copy that still comes runs")
+            self._settle(run, "lost", "its worker is gone; a copy that still comes runs")
             return
         reason, words = end_of(run)
         if not reason:
@@ -168,15 +168,15 @@ class Sweep:
 
     def _bury(self, run: Run, reason: str, words: str, now: datetime) -> None:
         letter = letter_of(run, reason, words, now)
-        if self._close(run, "dead", reason, letter.to_json()) and run.nominal is not None:
+        if self._settle(run, "dead", reason, letter.to_json()) and run.nominal is not None:
             logger.error(
                 "%s is dead (%s): %s", run.key, reason, words, extra={"action": "occurrence_dead", "key": run.key}
             )
             self._events.dead(Occurrence(run.entry, run.nominal), reason)
 
-    def _close(self, run: Run, state: State, reason: str, letter: str = "") -> bool:
+    def _settle(self, run: Run, state: State, reason: str, letter: str = "") -> bool:
         answer = self._ledger.ask_one(
-            lambda: self._store.close(run, state, reason, epoch=self._ledger.epoch, letter=letter)
+            lambda: self._store.settle_run(run, state, reason, epoch=self._ledger.epoch, letter=letter)
         )
         return answer.verdict is Verdict.DONE
 

@@ -12,7 +12,9 @@ from celery.bin.base import handle_preload_options
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 from .checks import check, health
+from .dead import dead
 from .operate import leader
+from .runs import cancel, runs
 from .schedule import list_, next_, show
 
 
@@ -31,5 +33,5 @@ def tzbeat(ctx: click.Context, **_preload: Any) -> None:
     """
 
 
-for _command in (check, list_, show, next_, leader, health):
+for _command in (check, list_, show, next_, runs, cancel, dead, leader, health):
     tzbeat.add_command(_command)

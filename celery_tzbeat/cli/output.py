@@ -69,6 +69,7 @@ def _failure(exc: Exception) -> click.ClickException | None:
         EntryNotFound,
         InvalidConfiguration,
         InvalidSchedule,
+        OccurrenceNotFound,
         StoreUnavailable,
         StoreUnreadable,
     )
@@ -76,7 +77,7 @@ def _failure(exc: Exception) -> click.ClickException | None:
     match exc:
         case InvalidSchedule():
             return WrongUsage(f"{exc}\nfield: {exc.field}, text: {exc.text!r}")
-        case EntryNotFound():
+        case EntryNotFound() | OccurrenceNotFound():
             return WrongUsage(str(exc))
         case InvalidConfiguration():
             return Wrong(str(exc))
