@@ -29,7 +29,8 @@ from celery_tzbeat.settings import Settings, app_timezone
 from celery_tzbeat.store.protocol import Run
 from celery_tzbeat.worker.install import install
 
-from .findings import Finding, Health, Route, check, import_modules, no_settings, overall_health, route
+from .finding import Finding
+from .findings import Health, Route, check, import_modules, no_settings, overall_health, route
 from .operations import Asked, DeadLetters, Desk
 from .standing import Standing, ledger_of, plain_standing
 from .timetable import Change, Crossing, Upcoming, crossing, upcoming

@@ -11,6 +11,7 @@
     tzbeat.W204   a cursor ahead of the store's clock      tzbeat.W205   the server may evict keys
     tzbeat.W206   the server keeps nothing on disk         tzbeat.W207   broker and store are written differently
     tzbeat.W208   the leader has other entries than this code
+    tzbeat.W210   a policy that nothing tells of     tzbeat.W211   a timeout that a worker's pool cannot keep
     tzbeat.E301   the store, or the lease's server, does not answer
     tzbeat.W209   beat_scheduler is not ours
     tzbeat.E302   nobody leads                             tzbeat.E303   the leader does not tick
@@ -28,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from celery import Celery
@@ -52,11 +53,11 @@ from celery_tzbeat.settings import Settings, why_two_servers
 from celery_tzbeat.store.client import CALL_ERRORS, hide_password, make_client, redis_url
 from celery_tzbeat.store.protocol import Store
 
+from .finding import Finding, error, listed, warning
+from .workers import of_workers
+
 #: Later than this, what is due counts as not sent in time.
 LATE = timedelta(seconds=5)
-
-#: How many names a finding lists.
-LISTED = 5
 
 #: What a store or lease server answers with when it does not serve, and what it says when it refuses (ACL).
 NO_ANSWER: tuple[type[Exception], ...] = (StoreUnavailable, StoreUnreadable, *CALL_ERRORS)
@@ -74,19 +75,6 @@ _INFO = ("memory", "replication", "persistence")
 
 #: Any two zones: a schedule that is equal when read in either needs no zone, or names its own.
 _TWO_ZONES = ("Pacific/Kiritimati", "Pacific/Pago_Pago")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong (error) or doubtful (warning), under a stable id, with what to do about it."""
-
-    id: str
-    severity: Literal["error", "warning"]
-    text: str
-    hint: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "severity": self.severity, "text": self.text, "hint": self.hint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +154,7 @@ def overall_health(app: Celery, clock: Clock) -> Health:
             beats, cursors = store.beats(), store.cursors()
             leader = leases.leader()
     except NO_ANSWER as exc:
-        findings.append(_error("E301", f"{_servers(settings)}: {exc}", "start the server, or correct tzbeat_url"))
+        findings.append(error("E301", f"{_servers(settings)}: {exc}", "start the server, or correct tzbeat_url"))
         return Health(False, None, time, tuple(findings))
     leading = list(_leadership(leader, beats, time, settings))
     if leading:
@@ -198,18 +186,18 @@ def no_settings() -> Settings:
 def _configured(app: Celery) -> tuple[Settings | None, Reading, list[Finding]]:
     """Return what a beat would use (no settings where one is wrong), and the list of problems that stops it."""
     failed = import_modules(app)
-    findings = [_error("E003", failed, "import them in a shell to see where it fails")] if failed else []
+    findings = [error("E003", failed, "import them in a shell to see where it fails")] if failed else []
     settings, problems = Settings.examine(app)
     lenient = settings is not None and settings.strict is False
-    findings += [_error("E001", problem, "correct the setting; no beat starts with it") for problem in problems]
+    findings += [error("E001", problem, "correct the setting; no beat starts with it") for problem in problems]
     reading = read_entries(app, settings or no_settings())
     if problems:
         settings = None  # a store that nobody may have meant is not asked
     for problem in reading.problems:
         if lenient:
-            findings.append(_warning("W104", f"left out: {problem}", "correct the entry; tzbeat_strict is False"))
+            findings.append(warning("W104", f"left out: {problem}", "correct the entry; tzbeat_strict is False"))
         else:
-            findings.append(_error("E002", problem, "correct the entry; no beat starts with it"))
+            findings.append(error("E002", problem, "correct the entry; no beat starts with it"))
     return settings, reading, findings
 
 
@@ -224,7 +212,7 @@ def _scheduler(app: Celery) -> Iterator[Finding]:
     else:
         failed = ""
     if not ours:
-        yield _warning(
+        yield warning(
             "W209",
             f"beat_scheduler is {given!r}{failed}: `celery beat` starts that, and nothing of celery_tzbeat",
             "make TzBeat(app) where the app is made, set beat_scheduler = 'celery_tzbeat:Scheduler', or start "
@@ -236,17 +224,17 @@ def _schedules(app: Celery, reading: Reading) -> Iterator[Finding]:
     without_zone = []
     for name, entry in sorted(reading.entries.items()):
         if isinstance(entry.schedule, Rule):
-            for warning in entry.schedule.warnings():
-                yield _warning(
-                    "W101", f"entry {name!r}: {warning}", "`celery tzbeat next --across-dst` shows what it does"
+            for doubt in entry.schedule.warnings():
+                yield warning(
+                    "W101", f"entry {name!r}: {doubt}", "`celery tzbeat next --across-dst` shows what it does"
                 )
         if name != CLEANUP and _needs_zone(app.conf.beat_schedule.get(name)):
             without_zone.append(name)
     if without_zone:
         origin = "the app's timezone" if app.conf.timezone else "Celery's default, as the app sets no timezone"
-        yield _warning(
+        yield warning(
             "W102",
-            f"no zone given, so {app.conf.timezone or 'UTC'} is used ({origin}): {_listed(without_zone)}",
+            f"no zone given, so {app.conf.timezone or 'UTC'} is used ({origin}): {listed(without_zone)}",
             "name the zone in the schedule: crontab('30 2 * * *', tz='Europe/Paris')",
         )
 
@@ -265,7 +253,7 @@ def _unknown_tasks(reading: Reading, settings: Settings) -> Iterator[Finding]:
     if settings.strict == "tasks":
         return  # they are errors already
     for text in reading.unknown_tasks:
-        yield _warning(
+        yield warning(
             "W103", text, "list its module in `imports`, or correct the name; tzbeat_strict='tasks' makes it an error"
         )
 
@@ -275,7 +263,7 @@ def _spellings(app: Celery, settings: Settings) -> Iterator[Finding]:
     if why_two_servers(app, settings) or settings.url.startswith("sentinel://") or app.conf.broker_use_ssl:
         return  # they are meant to be two, whatever they are called; or cannot be written alike
     if isinstance(broker, str) and redis_url(broker) != redis_url(settings.url):
-        yield _warning(
+        yield warning(
             "W207",
             f"broker {hide_password(broker)!r} and store {hide_password(settings.url)!r} are written differently; "
             "each beat tries whether they are one server, and sends by the path 'claims' where they are not",
@@ -295,13 +283,14 @@ def _of_the_store(settings: Settings, reading: Reading) -> list[Finding]:
             time, beats, cursors = store.time(), store.beats(), store.cursors()
             leases.leader()
         found += _differing(alive(beats, now=time, within=settings.lease), store, reading)
+        found += of_workers(reading.entries, store.workers())
         found += _ahead(cursors, time, settings)
         found += _of_the_server(settings)
     except NO_ANSWER as exc:
         if refused := _refusal(exc, settings):
             return [*found, refused]
         hint = "a beat waits until it answers; start the server, or correct tzbeat_url"
-        found.append(_warning("W201", f"{_servers(settings)}: {exc}", hint))
+        found.append(warning("W201", f"{_servers(settings)}: {exc}", hint))
     return found
 
 
@@ -310,7 +299,7 @@ def _databases(settings: Settings) -> Iterator[Finding]:
         parts = urlsplit(redis_url(url))
         database = unquote(parts.path).strip("/") if parts.scheme in ("redis", "rediss") else ""
         if database and not database.isdecimal():
-            yield _error(
+            yield error(
                 "E005",
                 f"{hide_password(url)!r} names the database {database!r}, which is no number",
                 "a Redis database is a number such as 0; to keep apps apart set tzbeat_namespace",
@@ -327,9 +316,9 @@ def _refusal(exc: BaseException, settings: Settings) -> Finding | None:
     text = " | ".join(told)
     if _REFUSED.search(text):
         hint = "correct the user and password in broker_url, tzbeat_url or tzbeat_lock, or the server's ACL"
-        return _error("E004", f"{_servers(settings)} refuses us: {exc}", hint)
+        return error("E004", f"{_servers(settings)} refuses us: {exc}", hint)
     if _NO_DATABASE.search(text):
-        return _error("E005", f"{_servers(settings)}: {exc}", "choose a database that the server has, such as 0")
+        return error("E005", f"{_servers(settings)}: {exc}", "choose a database that the server has, such as 0")
     return None
 
 
@@ -342,15 +331,15 @@ def _differing(beats: Sequence[Presence], store: Store, reading: Reading) -> Ite
         for beat in beats:
             groups.setdefault(getattr(beat, attribute), []).append(beat.where)
         if len(groups) > 1:
-            said = "; ".join(f"{value} on {_listed(sorted(hosts))}" for value, hosts in sorted(groups.items()))
-            yield _warning(id, f"the beats alive have different {what}: {said}{_by_name(id, groups, store)}", hint)
+            said = "; ".join(f"{value} on {listed(sorted(hosts))}" for value, hosts in sorted(groups.items()))
+            yield warning(id, f"the beats alive have different {what}: {said}{_by_name(id, groups, store)}", hint)
     own = {name: entry.fingerprint for name, entry in reading.entries.items()}
     for beat in beats:
         if beat.role == "leader" and beat.fingerprint != reading.fingerprint:
             told = store.entries_of(beat.fingerprint)
             names = differing_entries(told, own, where=("with it", "in this code")) if told or not beat.entries else ""
             text = f"the leader {beat.where} has other entries than this code: {names or 'not known which'}"
-            yield _warning("W208", text, "after a deploy, restart the beats")
+            yield warning("W208", text, "after a deploy, restart the beats")
 
 
 def _by_name(id: str, groups: Mapping[str, Sequence[str]], store: Store) -> str:
@@ -368,9 +357,9 @@ def _ahead(cursors: Mapping[str, Cursor], time: datetime, settings: Settings) ->
     ahead = sorted(name for name, cursor in cursors.items() if cursor.nominal > time + settings.max_skew)
     if ahead:
         latest = max(cursors[name].nominal for name in ahead)
-        yield _warning(
+        yield warning(
             "W204",
-            f"cursors ahead of the store's clock ({iso(time)}), at most at {iso(latest)}: {_listed(ahead)}",
+            f"cursors ahead of the store's clock ({iso(time)}), at most at {iso(latest)}: {listed(ahead)}",
             "the next leader sets them back to now; see whether the server's clock went back",
         )
 
@@ -382,13 +371,13 @@ def _of_the_server(settings: Settings) -> Iterator[Finding]:
         saves = _asked(client, "save")
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and memory.get("maxmemory", 0):
-        yield _warning(
+        yield warning(
             "W205",
             f"the server may evict keys: maxmemory-policy is {policy}; a lost done mark lets an occurrence run twice",
             "set maxmemory-policy noeviction",
         )
     if not persistence.get("aof_enabled") and saves == "":
-        yield _warning(
+        yield warning(
             "W206",
             "the server keeps nothing on disk (no appendonly, no save): after its restart every entry starts from now",
             "set appendonly yes",
@@ -413,14 +402,14 @@ def _leadership(
     if leader is None:
         living = alive(beats, now=time, within=settings.lease)
         reasons = [f"{beat.host}:{beat.pid}: {beat.why}" for beat in living if beat.why]
-        yield _error("E302", "nobody leads: nothing is sent", "; ".join(reasons) or _silent(beats, time, settings))
+        yield error("E302", "nobody leads: nothing is sent", "; ".join(reasons) or _silent(beats, time, settings))
         return
     presence = next((beat for beat in beats if beat.beat == leader.holder), None)
     hint = "the lease goes to a standby when the leader makes no progress; look at its log"
     if presence is None:
-        yield _error("E303", f"the leader {leader.holder} has said nothing to the store", hint)
+        yield error("E303", f"the leader {leader.holder} has said nothing to the store", hint)
     elif (age := time - _last_tick(presence)) > settings.lease:
-        yield _error("E303", f"the leader {leader.holder} has not ticked for {age.total_seconds():.0f} s", hint)
+        yield error("E303", f"the leader {leader.holder} has not ticked for {age.total_seconds():.0f} s", hint)
 
 
 def _silent(beats: Sequence[Presence], time: datetime, settings: Settings) -> str:
@@ -430,7 +419,7 @@ def _silent(beats: Sequence[Presence], time: datetime, settings: Settings) -> st
             "no beat is alive that could write to the store: start one with `celery -A <app> beat`, or look at its log"
         )
     ages = sorted(((time - _last_tick(beat)).total_seconds(), f"{beat.host}:{beat.pid}") for beat in beats)
-    said = _listed([f"{who} {age:.0f} s ago" for age, who in ages])
+    said = listed([f"{who} {age:.0f} s ago" for age, who in ages])
     span = (settings.lease * 15).total_seconds()
     return (
         f"{len(beats)} beat(s) said something within the last {span:g} s ({said}): they ended, hang, or cannot write to "
@@ -449,7 +438,7 @@ def _no_writes(settings: Settings) -> Iterator[Finding]:
         except CALL_ERRORS:
             continue
         for reason, hint in _reasons(info, guard):
-            yield _error("E306", f"{hide_password(url)!r} takes no writes: {reason}", hint)
+            yield error("E306", f"{hide_password(url)!r} takes no writes: {reason}", hint)
 
 
 def _reasons(info: Mapping[str, Any], guard: str | None) -> Iterator[tuple[str, str]]:
@@ -483,9 +472,9 @@ def _overdue(
             late.append((due, name))
     if late:
         said = [f"{name!r} since {iso(due)}" for due, name in sorted(late)]
-        yield _error(
+        yield error(
             "E304",
-            f"due and not sent: {_listed(said)}",
+            f"due and not sent: {listed(said)}",
             "look at the leader's log; its entries may be other ones (`celery tzbeat check`)",
         )
 
@@ -495,7 +484,7 @@ def _clocks(beats: Iterable[Presence], own: timedelta, settings: Settings) -> It
     for who, skew in [("this host", own.total_seconds()), *skews]:
         if abs(skew) > settings.max_skew.total_seconds():
             side = "ahead of" if skew > 0 else "behind"
-            yield _error(
+            yield error(
                 "E305",
                 f"{who}: its clock is {abs(skew):.0f} s {side} the store's, more than tzbeat_max_skew "
                 f"({settings.max_skew.total_seconds():g} s) allows",
@@ -519,16 +508,3 @@ def _servers(settings: Settings) -> str:
     if settings.lock == settings.url:
         return f"store {hide_password(settings.url)!r}"
     return f"store {hide_password(settings.url)!r} or lease server {hide_password(settings.lock)!r}"
-
-
-def _listed(items: Sequence[str]) -> str:
-    shown = ", ".join(items[:LISTED])
-    return shown if len(items) <= LISTED else f"{shown} and {len(items) - LISTED} more"
-
-
-def _error(id: str, text: str, hint: str) -> Finding:
-    return Finding(f"tzbeat.{id}", "error", text, hint)
-
-
-def _warning(id: str, text: str, hint: str) -> Finding:
-    return Finding(f"tzbeat.{id}", "warning", text, hint)

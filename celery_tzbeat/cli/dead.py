@@ -24,13 +24,19 @@ def dead() -> None:
 
 def filters(command: F) -> F:
     """Add the options that choose letters."""
-    for option in (
-        click.option("--limit", type=click.IntRange(1), help="At most so many, the oldest first."),
-        click.option("--since", metavar="INSTANT", help="Died at or after this instant (ISO)."),
-        click.option("--reason", metavar="WORD", help="Died of this: exception, retries, hard_limit, abandoned, ..."),
+    return _decorated(
+        command,
         click.option("--entry", metavar="NAME", help="Of this entry."),
-    ):
-        command = option(command)
+        click.option("--reason", metavar="WORD", help="Died of this: exception, retries, hard_limit, abandoned, ..."),
+        click.option("--since", metavar="INSTANT", help="Died at or after this instant (ISO)."),
+        click.option("--limit", type=click.IntRange(1), help="At most so many, the oldest first."),
+    )
+
+
+def _decorated(command: F, *decorators: Callable[[F], F]) -> F:
+    """Decorate so that the help shows the options in the order given."""
+    for decorate in reversed(decorators):
+        command = decorate(command)
     return command
 
 
@@ -110,7 +116,8 @@ def show(obj: Any, key: str, as_json: bool) -> None:
 
 def asking(command: F) -> F:
     """Add what `replay` and `discard` share."""
-    for decorate in (
+    return _decorated(
+        command,
         click.argument("keys", nargs=-1, metavar="[KEY]..."),
         filters,
         click.option("--dry-run", is_flag=True, help="Show which would be chosen; ask for nothing."),
@@ -118,9 +125,7 @@ def asking(command: F) -> F:
         why_option,
         wait_option,
         json_option,
-    ):
-        command = decorate(command)
-    return command
+    )
 
 
 @dead.command(name="replay")
@@ -130,7 +135,7 @@ def asking(command: F) -> F:
 def replay(obj: Any, /, **options: Any) -> None:
     """Send dead letters again: of these keys, or all that the filters choose.
 
-    Each is a new dispatch under a new task id; the leader sends it, within an hour. Without keys and --yes it asks back.
+    Each is a new dispatch under a new task id; the leader sends it, within an hour. Without keys it asks back, unless --yes.
 
     \b
     Exit codes: 0 asked (--wait: sent), 1 --wait: not sent, 2 there is no letter of this key, 3 the store did not answer.
@@ -167,6 +172,8 @@ def _ask(
     wait: bool,
     as_json: bool,
 ) -> None:
+    if keys and (entry or reason or since):
+        raise WrongUsage("give keys, or filters: not both")
     tz = tz_of(obj)
     ask = getattr(tz.dead, verb)
     chosen = ask(*keys, **_chosen(tz, entry, reason, since, limit), dry_run=True)
