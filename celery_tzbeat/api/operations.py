@@ -40,14 +40,14 @@ class Asked:
     @property
     def is_done(self) -> bool:
         """Whether the leader carried it out; False also while it waits."""
-        return self.outcome in CARRIED_OUT
+        return self.outcome is not None and self.outcome.startswith(CARRIED_OUT)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "key": self.key, "id": self.id or None, "outcome": self.outcome}
 
 
-#: What a request is answered with that was carried out; any other answer says why it was not.
-CARRIED_OUT = frozenset({"withdrawn", "asked to stop", "replayed", "discarded"})
+#: How the answer to a request begins that was carried out; any other says why it was not.
+CARRIED_OUT = ("withdrawn", "asked to stop", "replayed", "discarded")
 
 
 class Desk:

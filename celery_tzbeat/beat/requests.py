@@ -100,7 +100,7 @@ class Requests:
             payload = parcel.anew(dispatch=dispatch, task_id=task_id).to_bytes()
             answer = self._ledger.ask_one(
                 lambda dispatch=dispatch, payload=payload: self._store.replay(  # type: ignore[misc]
-                    request, letter, claimed, payload, dispatch=dispatch, epoch=self._ledger.epoch
+                    request, claimed, payload, policy=ticket.policy, dispatch=dispatch, epoch=self._ledger.epoch
                 )
             )
             if answer.verdict is Verdict.DONE:

@@ -358,9 +358,6 @@ class Store(Protocol):
     def beats(self) -> list[Presence]:
         """Return the beats that live."""
 
-    def dead_letter(self, key: str) -> str | None:
-        """Return one dead letter, JSON; None where there is none."""
-
     def dead_letters(self) -> Mapping[str, str]:
         """Return the dead letters, JSON by key."""
 

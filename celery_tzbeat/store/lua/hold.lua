@@ -10,9 +10,13 @@ local count = tonumber(ARGV[5])
 local refusal = refused()
 if refusal then return all(refusal, count) end
 
+-- Returns by when at the latest a waiting one that was coalesced would have been sent, nil where none says so: who takes its
+-- place waits no longer.
 local function clear_away(others, of_entry, entry, nominal, overlap)
+    local sent_by = nil
     for _, other in ipairs(others) do
-        local state, dispatch, retries = unpack(redis.call('HMGET', other.record, 'state', 'dispatch', 'retries'))
+        local state, dispatch, retries, before = unpack(redis.call('HMGET', other.record,
+            'state', 'dispatch', 'retries', 'sent_by'))
         local settle_as = nil
         if state == 'waiting' then
             if tonumber(other.nominal) < tonumber(nominal) then settle_as = 'coalesced' end
@@ -24,10 +28,12 @@ local function clear_away(others, of_entry, entry, nominal, overlap)
             settle_as = 'withdrawn'
         end
         if settle_as then
+            if before then sent_by = math.min(sent_by or math.huge, tonumber(before)) end
             close(other.record, of_entry, other.key)
             settled(other.done, other.field, settle_as, dispatch, retries or 0, entry, other.nominal, 'overlap')
         end
     end
+    return sent_by
 end
 
 local answers = {}
@@ -45,8 +51,9 @@ for i = 1, count do
     end
     local no = refused_opening(record, done, entry, nominal, field, cursor)
     local waits = redis.call('EXISTS', record) == 1
+    local sent_by = nil
     if not no and overlap ~= 'skip' and not (waits and not held(record, of_entry, key)) then
-        clear_away(others, of_entry, entry, nominal, overlap)
+        sent_by = clear_away(others, of_entry, entry, nominal, overlap)
     end
     if no then
         answers[i] = no
@@ -62,7 +69,9 @@ for i = 1, count do
             redis.call('HSET', record, 'state', 'waiting', 'entry', entry, 'nominal', nominal, 'epoch', ARGV[1],
                 'dispatch', 1, 'retries', 0, 'payload', '', 'number', number, 'field', field, 'detail', detail,
                 'policy', policy, 'within', within, 'eta', '', 'until', till)
-            if patience ~= '' then redis.call('HSET', record, 'sent_by', text(now + tonumber(patience))) end
+            if patience ~= '' then
+                redis.call('HSET', record, 'sent_by', text(math.min(sent_by or math.huge, now + tonumber(patience))))
+            end
             stand_open(of_entry, key, now)
             redis.call('HSET', KEYS[3], entry, cursor)
             note('waiting', entry, nominal, nominal, 1, detail)
