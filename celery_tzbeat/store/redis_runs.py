@@ -31,10 +31,7 @@ from celery_tzbeat.model import micros
 
 from .calls import RedisCalls, Word, millis
 from .records import policy_text
-from .runs import Beat, End, Ended, Gate, Pulse, Start, Started
-
-#: How long a worker half is seen that does not attend.
-SEEN = timedelta(seconds=60)
+from .runs import SEEN, Beat, End, Ended, Gate, Pulse, Start, Started
 
 
 class RedisRuns(RedisCalls):

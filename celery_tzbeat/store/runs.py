@@ -10,10 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol
 
 from celery_tzbeat.deliveries import Ticket, WorkerPresence
+
+#: How long a worker half is seen that does not attend.
+SEEN = timedelta(seconds=60)
 
 
 class Order(NamedTuple):

@@ -3,6 +3,7 @@
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.leases import MemoryLeases
 from celery_tzbeat.testing.run import run_context
+from celery_tzbeat.testing.runs import MemoryRuns
 from celery_tzbeat.testing.store import MemoryStore
 
-__all__ = ["ManualClock", "MemoryLeases", "MemoryStore", "run_context"]
+__all__ = ["ManualClock", "MemoryLeases", "MemoryRuns", "MemoryStore", "run_context"]

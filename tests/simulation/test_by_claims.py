@@ -344,7 +344,7 @@ class Unfenced(MemoryStore):
         return None
 
     def _claim(self, claim: Claim, epoch: int) -> Verdict:
-        self._data.done.pop((claim.occurrence.entry, claim.bucket), None)
+        self.data.done.pop((claim.occurrence.entry, claim.bucket), None)
         return super()._claim(claim, epoch)
 
 

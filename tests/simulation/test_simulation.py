@@ -156,7 +156,7 @@ class Unfenced(MemoryStore):
     """Believes whoever comes, whatever was decided."""
 
     def take_office(self, epoch: int, holder: str = "", **options: Any) -> Office | None:
-        return super().take_office(max(epoch, self._data.fence), holder, **options)
+        return super().take_office(max(epoch, self.data.fence), holder, **options)
 
     def _refused(self, epoch: int) -> Verdict | None:
         return None
@@ -165,7 +165,7 @@ class Unfenced(MemoryStore):
         return None
 
     def _dispatch(self, item: Dispatch, epoch: int) -> Answer:
-        self._data.done.pop((item.occurrence.entry, item.bucket), None)
+        self.data.done.pop((item.occurrence.entry, item.bucket), None)
         return super()._dispatch(item, epoch)
 
 
@@ -181,9 +181,9 @@ class Silent(MemoryStore):
     """Moves the cursor over what does not run, and records nothing."""
 
     def record_unrun(self, rows: Sequence[Unrun], *, epoch: int) -> list[Answer]:
-        before = len(self._data.audit)
+        before = len(self.data.audit)
         answers = super().record_unrun(rows, epoch=epoch)
-        del self._data.audit[before:]
+        del self.data.audit[before:]
         return answers
 
 
@@ -213,7 +213,7 @@ class Markless(MemoryStore):
 
     def _settled(self, occurrence: Occurrence, bucket: Bucket, *rest: object) -> None:
         super()._settled(occurrence, bucket, *rest)  # type: ignore[arg-type]
-        self._data.done.clear()
+        self.data.done.clear()
 
 
 @pytest.mark.parametrize(

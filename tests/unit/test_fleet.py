@@ -454,7 +454,7 @@ def test_a_cursor_ahead_of_the_store_is_set_back_when_a_leader_takes_office_and_
     one = world.beat("one")
     world.run(15)
     rule = one.ticker._agenda.entries["e"].rule
-    world.store._data.cursors["e"] = Cursor(NOW + timedelta(days=1), rule)
+    world.store.data.cursors["e"] = Cursor(NOW + timedelta(days=1), rule)
     world.end(one)
     world.beat("two")
     world.run(30)
