@@ -337,10 +337,10 @@ class Unlisted(MemoryStore):
 class Unfenced(MemoryStore):
     """Believes whoever comes, whatever was decided."""
 
-    def _refused(self, epoch: int) -> Verdict | None:
+    def refused(self, epoch: int) -> Verdict | None:
         return None
 
-    def _undecidable(self, entry: str, nominal: datetime) -> Verdict | None:
+    def undecidable(self, entry: str, nominal: datetime) -> Verdict | None:
         return None
 
     def _claim(self, claim: Claim, epoch: int) -> Verdict:

@@ -16,8 +16,7 @@ import pytest
 from checker import violations
 from simulated import ENTRIES, LEASE, MAX_SKEW, START, TIMEOUT, Fault, Room, Trace, What, World
 
-from celery_tzbeat.model import Occurrence, Unrun
-from celery_tzbeat.store.keys import Bucket
+from celery_tzbeat.model import Unrun
 from celery_tzbeat.store.protocol import Answer, Dispatch, Office, Verdict
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.store import MemoryStore
@@ -158,10 +157,10 @@ class Unfenced(MemoryStore):
     def take_office(self, epoch: int, holder: str = "", **options: Any) -> Office | None:
         return super().take_office(max(epoch, self.data.fence), holder, **options)
 
-    def _refused(self, epoch: int) -> Verdict | None:
+    def refused(self, epoch: int) -> Verdict | None:
         return None
 
-    def _undecidable(self, entry: str, nominal: object) -> Verdict | None:
+    def undecidable(self, entry: str, nominal: object) -> Verdict | None:
         return None
 
     def _dispatch(self, item: Dispatch, epoch: int) -> Answer:
@@ -208,11 +207,11 @@ class Miscounting(MemoryStore):
 class Markless(MemoryStore):
     """Forgets done marks and lets cursors go back: the two together are what keeps a lost reply harmless."""
 
-    def _undecidable(self, entry: str, nominal: object) -> Verdict | None:
+    def undecidable(self, entry: str, nominal: object) -> Verdict | None:
         return None
 
-    def _settled(self, occurrence: Occurrence, bucket: Bucket, *rest: object) -> None:
-        super()._settled(occurrence, bucket, *rest)  # type: ignore[arg-type]
+    def settled(self, *settlement: Any) -> None:
+        super().settled(*settlement)
         self.data.done.clear()
 
 
