@@ -215,7 +215,7 @@ class Ticker:
         if self._store_time - view.time > timedelta(seconds=self._max_skew):
             self._term = None  # the store's clock was set back: what was decided may lie ahead of it (`Term.begin`)
         self._store_time = view.time
-        self._tracks = self._store.workers_lived()
+        self._tracks = role == "leader" and self._store.workers_lived()
         self._elector.raise_floor(view.epoch)
         if self._term is not None and self._term.epoch < view.epoch:
             self._term = None  # another has led since

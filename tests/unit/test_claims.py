@@ -311,7 +311,7 @@ def test_what_is_refused_five_times_is_a_dead_letter_with_its_message() -> None:
     assert (office.open, office.sent) == ([], [])
     letter = json.loads(office.store.dead_letters()[key("a")])
     assert base64.b64decode(letter.pop("message")) == parcel("a", 1, NOW)
-    assert letter == {
+    assert {name: value for name, value in letter.items() if value} == {
         "v": 1,
         "key": key("a"),
         "entry": "a",

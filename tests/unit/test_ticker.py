@@ -167,7 +167,7 @@ def test_it_asks_for_the_lease_only_after_it_has_seen_the_store() -> None:
     beat.step()
     assert beat.leads
     asked = [call for call in beat.calls if call not in ("attend", "tell_entries", "beats")]
-    assert asked == ["take_office", "place", "open_occurrences"]
+    assert asked == ["workers_lived", "take_office", "place", "survey", "lineage", "open_occurrences"]
     assert beat.calls[0] == "attend"
 
 
