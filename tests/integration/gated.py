@@ -1,0 +1,181 @@
+"""Messages with our header, sent as a beat would, to real workers; and what the ledger and the tasks say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import redis
+from celery import Celery
+from conftest import Project
+
+from celery_tzbeat.deliveries import DeadLetter, Ticket
+from celery_tzbeat.model import Policy
+from celery_tzbeat.store.keys import Bucket, Keys
+from celery_tzbeat.store.redis import RedisStore
+from celery_tzbeat.testing.processes import Process, wait_until
+
+NAMESPACE = "n"
+NOMINAL = datetime(2026, 11, 30, 12, tzinfo=timezone.utc)
+
+BODY = '''
+import time
+from celery_tzbeat import TzBeat, current_run
+
+tz = TzBeat(app)
+
+
+def say(task, what, **more):
+    """Append one line: who, what, when."""
+    run = current_run()
+    line = {{"what": what, "at": time.time(), "key": run.key, "attempt": run.attempt, "retries": task.request.retries,
+             "pid": os.getpid(), "worker": task.request.hostname, **more}}
+    file = os.open({said!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, (json.dumps(line) + "\\n").encode())
+    os.close(file)
+
+
+@app.task(bind=True)
+def work(self, seconds=0.0):
+    """Work for so long, and stop when asked to."""
+    say(self, "start")
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        time.sleep(min(0.05, max(0.0, ends - time.monotonic())))
+        why = current_run().why
+        if why:
+            say(self, "stop", why=why)
+            current_run().raise_if_cancelled()
+    say(self, "end")
+    return "worked"
+
+
+@app.task(bind=True)
+def stubborn(self, seconds):
+    """Work for so long, whatever is said."""
+    say(self, "start")
+    time.sleep(seconds)
+    say(self, "end")
+
+
+@app.task(bind=True, acks_late=True)
+def late_work(self, seconds=0.0):
+    say(self, "start")
+    time.sleep(seconds)
+    say(self, "end")
+
+
+@app.task(bind=True)
+def broken(self):
+    say(self, "start")
+    raise ZeroDivisionError("broken")
+
+
+@app.task(bind=True, max_retries=None)
+def retrying(self, times, how="raise"):
+    say(self, "start")
+    if self.request.retries < times:
+        say(self, "retry")
+        if how == "raise":
+            self.retry(countdown=0)
+        self.retry(countdown=0, throw=False)
+'''
+
+
+class Gated:
+    """A project whose workers have the worker half, with a ledger of its own or on the broker's server."""
+
+    def __init__(self, project: Project, *, store: str = "", body: str = "", **conf: Any) -> None:
+        self.project = project
+        self.url = store or project.url
+        self._said = project.directory / "said.jsonl"
+        conf = {
+            "tzbeat_namespace": NAMESPACE,
+            "tzbeat_url": self.url,
+            "result_backend": project.url,
+            "broker_connection_retry_on_startup": True,
+            **conf,
+        }
+        project.write(BODY.format(said=str(self._said)).replace("{{", "{").replace("}}", "}") + body, **conf)
+        self.app = Celery("proj", broker=project.url, backend=project.url, set_as_current=False)
+        self.keys = Keys(NAMESPACE)
+
+    def start_worker(self, name: str = "", *, pool: str = "prefork", concurrency: int = 2, **options: Any) -> Process:
+        """Start a worker and wait until it takes messages."""
+        worker = self.project.start_worker(name, pool=pool, concurrency=concurrency, **options)
+        worker.wait_for_log("ready.", 60)
+        return worker
+
+    def ticket(self, key: str, *, dispatch: int = 1, **policy: Any) -> Ticket:
+        bucket = Bucket.of(NOMINAL, timedelta(minutes=1))
+        return Ticket(
+            NAMESPACE, key, "e", NOMINAL, 1, dispatch, bucket.number, abs(hash(key)) % 100_000, Policy(**policy)
+        )
+
+    def send(
+        self,
+        task: str,
+        key: str,
+        *args: Any,
+        dispatch: int = 1,
+        options: Mapping[str, Any] | None = None,
+        **policy: Any,
+    ) -> Any:
+        """Send a message of an occurrence; returns Celery's result."""
+        ticket = self.ticket(key, dispatch=dispatch, **policy)
+        headers = {"meta": {"tzbeat": ticket.to_header()}, "periodic_task_name": ticket.entry}
+        return self.app.send_task(f"proj.{task}", args, task_id=f"id-{key}", headers=headers, **(options or {}))
+
+    def said(self, key: str = "", what: str = "") -> list[dict[str, Any]]:
+        """Return what tasks have said, in order."""
+        if not self._said.exists():
+            return []
+        lines = [json.loads(line) for line in self._said.read_text().splitlines()]
+        return [line for line in lines if key in ("", line["key"]) and what in ("", line["what"])]
+
+    def wait_for(self, key: str, what: str, timeout: float = 30, *, count: int = 1) -> list[dict[str, Any]]:
+        """Return what a task said, once it has said it so often."""
+        return wait_until(
+            lambda: found if len(found := self.said(key, what)) >= count else None, timeout, f"{key} to say {what}"
+        )
+
+    def mark(self, key: str) -> str:
+        """Return the letter of a done mark; empty where there is none."""
+        ticket = self.ticket(key)
+        with closing(redis.Redis.from_url(self.url)) as client:
+            found = client.hget(self.keys.done(ticket.entry, ticket.number), str(ticket.field))
+        return found.decode()[:1] if found else ""
+
+    def wait_for_mark(self, key: str, letter: str, timeout: float = 30) -> None:
+        wait_until(lambda: self.mark(key) == letter, timeout, f"{key} to be settled as {letter}")
+
+    def record(self, key: str) -> dict[str, str]:
+        """Return an unsettled occurrence's record; empty where there is none."""
+        with closing(redis.Redis.from_url(self.url)) as client:
+            found = client.hgetall(self.keys.occurrence(key))
+        return {name.decode(): value.decode(errors="replace") for name, value in found.items()}
+
+    def wait_for_state(self, key: str, state: str, timeout: float = 30) -> None:
+        wait_until(lambda: self.record(key).get("state") == state, timeout, f"{key} to be {state}")
+
+    def letters(self) -> dict[str, DeadLetter]:
+        with closing(redis.Redis.from_url(self.url)) as client:
+            found = client.hgetall(self.keys("dead"))
+        return {key.decode(): DeadLetter.from_json(text) for key, text in found.items()}
+
+    def store(self) -> RedisStore:
+        """Return a store as a leader has it; it is in office with epoch 1. To be closed."""
+        store = RedisStore(
+            self.url,
+            NAMESPACE,
+            timeout=5,
+            retention=timedelta(days=1),
+            max_skew=timedelta(days=3650),
+            audit_max=100_000,
+            presence=timedelta(seconds=30),
+        )
+        store.take_office(1)
+        return store
