@@ -19,6 +19,9 @@ from celery_tzbeat.store.redis import RedisStore
 from celery_tzbeat.testing.processes import Process, wait_until
 
 NAMESPACE = "n"
+
+#: Options of a Redis broker that gives messages back after 5 s, and looks for them each second (kombu: each 100 s).
+GIVES_BACK = {"visibility_timeout": 5, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 NOMINAL = datetime(2026, 11, 30, 12, tzinfo=timezone.utc)
 
 BODY = '''
@@ -130,11 +133,11 @@ class Gated:
         return self.app.send_task(f"proj.{task}", args, task_id=f"id-{key}", headers=headers, **(options or {}))
 
     def said(self, key: str = "", what: str = "") -> list[dict[str, Any]]:
-        """Return what tasks have said, in order."""
+        """Return what tasks have said, in order; `plain` is the key of messages without our header."""
         if not self._said.exists():
             return []
         lines = [json.loads(line) for line in self._said.read_text().splitlines()]
-        return [line for line in lines if key in ("", line["key"]) and what in ("", line["what"])]
+        return [line for line in lines if key in ("", line["key"] or "plain") and what in ("", line["what"])]
 
     def wait_for(self, key: str, what: str, timeout: float = 30, *, count: int = 1) -> list[dict[str, Any]]:
         """Return what a task said, once it has said it so often."""

@@ -12,14 +12,14 @@ from datetime import timedelta
 import pytest
 import redis
 from conftest import Project
-from gated import Gated
+from gated import GIVES_BACK, Gated
 
 from celery_tzbeat.envelopes import Parcel
 from celery_tzbeat.store.protocol import Request
 from celery_tzbeat.testing.processes import wait_until
 from celery_tzbeat.testing.server import LocalServer
 
-SHORT = {"run_lease": timedelta(seconds=3)}
+SHORT = {"run_lease": timedelta(seconds=2)}
 
 
 def abandon_when_lapsed(gated: Gated, key: str) -> None:
@@ -34,7 +34,7 @@ def abandon_when_lapsed(gated: Gated, key: str) -> None:
 
 
 def test_a_killed_worker_s_late_acknowledged_run_is_started_once_more(project: Project) -> None:
-    gated = Gated(project, broker_transport_options={"visibility_timeout": 8}, tzbeat_retention=7200)
+    gated = Gated(project, broker_transport_options=GIVES_BACK, tzbeat_retention=7200)
     workers = {name: gated.start_worker(name) for name in ("one", "two")}
     gated.send("late_work", "k", 6, **SHORT)
     began = gated.wait_for("k", "start")[0]
@@ -141,7 +141,7 @@ def test_a_warm_shutdown_tells_the_task_and_another_worker_goes_on(project: Proj
 
 
 def test_a_warm_shutdown_keeps_the_lease_of_a_task_that_goes_on(project: Project) -> None:
-    gated = Gated(project, broker_transport_options={"visibility_timeout": 4}, tzbeat_retention=7200)
+    gated = Gated(project, broker_transport_options=GIVES_BACK, tzbeat_retention=7200)
     first = gated.start_worker("one")
     gated.send("late_work", "k", 10, run_lease=timedelta(seconds=2))
     gated.wait_for("k", "start")

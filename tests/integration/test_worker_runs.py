@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Project
-from gated import Gated
+from gated import GIVES_BACK, Gated
 
 from celery_tzbeat.envelopes import Parcel
 
@@ -52,11 +52,13 @@ def test_each_pool_runs_once_and_says_how_it_ended(project: Project, pool: str) 
 
 @pytest.mark.parametrize("late", [True, False], ids=["acks_late", "acks_early"])
 def test_a_task_longer_than_the_visibility_timeout_runs_once(project: Project, late: bool) -> None:
-    # 12 s of work, given back by the broker each 5 s, two workers.
-    gated = Gated(project, broker_transport_options={"visibility_timeout": 5}, tzbeat_retention=7200)
+    # 12 s of work, given back by the broker after 5 s, two workers.
+    gated = Gated(project, broker_transport_options=GIVES_BACK, tzbeat_retention=7200)
     gated.start_worker("one")
     gated.start_worker("two")
+    gated.app.send_task("proj.late_work", (12,))  # what Celery makes of it: that the broker does give it back
     gated.send("late_work" if late else "work", "k", 12)
+    gated.wait_for("plain", "start", count=2)
     gated.wait_for_mark("k", "d")
     assert len(gated.said("k", "start")) == 1
     assert gated.said("k", "start")[0]["attempt"] == 1
@@ -67,7 +69,7 @@ def test_an_immediate_retry_is_never_parked_for_long_and_never_lost(project: Pro
     gated.start_worker("one", concurrency=1)
     gated.start_worker("two", concurrency=1)
     gated.app.send_task("proj.retrying", (30,))  # what Celery itself takes here: this machine may be busy
-    plain = _waits(gated.wait_for("", "start", 60, count=31), gated.said("", "retry"))
+    plain = _waits(gated.wait_for("plain", "start", 60, count=31), gated.said("plain", "retry"))
     gated.send("retrying", "k", 100)
     gated.wait_for_mark("k", "d", 120)
     starts = gated.said("k", "start")
