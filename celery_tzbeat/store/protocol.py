@@ -341,7 +341,7 @@ class Store(Protocol):
         """Return what became of a request; None while it waits, and from a day after its answer on."""
 
     def open_occurrences(self) -> list[OpenOccurrence]:
-        """Return the unsettled occurrences, claims first; no ordinary messages."""
+        """Return the open claims, the oldest first. What is tracked and no claim is in `runs` and `survey`."""
 
     def probe(self, command: Command) -> None:
         """Run one captured queue command beside the epoch key, to see whether broker and store are the same server."""

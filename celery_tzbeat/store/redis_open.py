@@ -262,8 +262,8 @@ class OpenOccurrences(RedisCalls):
         return from_micros(int(seconds) * 1_000_000 + int(rest))
 
     def open_occurrences(self) -> list[OpenOccurrence]:
-        keys = self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))
-        return [open_occurrence(record) for _, record in self._found(keys) if record[b"nominal"]]
+        keys = self._ask(lambda c: c.zrangebyscore(self.keys("open"), "-inf", 0))  # claims stand before everything else
+        return [open_occurrence(record) for _, record in self._found(keys) if record[b"state"] == b"claimed"]
 
     def runs(self, entry: str = "") -> list[Run]:
         scores = self._ask(lambda c: c.zrange(self.keys("open"), 0, -1, withscores=True))

@@ -43,31 +43,41 @@ class MemoryOpenOccurrences(MemoryLedger):
         if verdict := self.unopenable(occurrence, item.bucket, item.cursor):
             return verdict
         waits = occurrence.key in self.data.open
+        sent_by: list[datetime] = []
         if overlap != "skip" and self.held(occurrence):
             for other in self.beside(entry, occurrence.key):
-                self._clear_away(other, nominal, overlap, epoch)
+                sent_by += self._clear_away(other, nominal, overlap, epoch)
         if not self.held(occurrence):
             return Verdict.DONE
         if overlap == "skip" and not waits:
             self.data.cursors[entry] = item.cursor
             self.data.last[entry] = (nominal, "skipped", now)
             self.note("skipped", entry, nominal, nominal, 1, epoch, "overlap")
-        elif not waits:
+            return Verdict.HELD
+        if not waits:
             tracking = Tracking(item.policy)
             record = self.open_record(occurrence, item.bucket, item.cursor, "waiting", epoch, tracking)
             record.until = nominal + item.policy.catchup_window
-            record.sent_by = now + item.policy.kill_after if overlap == "cancel_other" else None
+            if overlap == "cancel_other":
+                record.sent_by = min([*sent_by, now + item.policy.kill_after])
+        self.data.open[occurrence.key].deadline = now
         return Verdict.HELD
 
-    def _clear_away(self, other: Record, nominal: datetime, overlap: str, epoch: int) -> None:
+    def _clear_away(self, other: Record, nominal: datetime, overlap: str, epoch: int) -> list[datetime]:
+        """Return by when at the latest one that is settled here would have been sent, where it says so."""
+        settle_as = ""
         if other.state == "waiting":
             if other.nominal is not None and other.nominal < nominal:
-                self.settle_record(other, "coalesced", epoch, "overlap")
+                settle_as = "coalesced"
         elif overlap == "cancel_other" and other.state != "running":
-            self.settle_record(other, "withdrawn", epoch, "overlap")
+            settle_as = "withdrawn"
         elif overlap == "cancel_other" and not other.cancel:
             other.cancel = "overlap"
             self.note("cancel", other.entry, other.nominal, other.nominal, 1, epoch, "overlap")
+        if not settle_as:
+            return []
+        self.settle_record(other, settle_as, epoch, "overlap")
+        return [other.sent_by] if other.sent_by is not None else []
 
     def open_record(
         self,
@@ -151,9 +161,8 @@ class MemoryOpenOccurrences(MemoryLedger):
         return Answer(Verdict.DONE)
 
     def open_occurrences(self) -> list[OpenOccurrence]:
-        found = [record for record in self.data.open.values() if record.nominal is not None]
-        found.sort(key=lambda record: (record.state != "claimed", record.deadline))
-        return [record.opened() for record in found]
+        claims = [record for record in self.data.open.values() if record.state == "claimed"]
+        return [record.opened() for record in sorted(claims, key=lambda record: record.deadline)]
 
     # ---- tracked occurrences
 

@@ -72,10 +72,10 @@ for i = 1, count do
             if patience ~= '' then
                 redis.call('HSET', record, 'sent_by', text(math.min(sent_by or math.huge, now + tonumber(patience))))
             end
-            stand_open(of_entry, key, now)
             redis.call('HSET', KEYS[3], entry, cursor)
             note('waiting', entry, nominal, nominal, 1, detail)
         end
+        stand_open(of_entry, key, now) -- asked again, too: whoever waits longest hides nothing that is due behind it
         answers[i] = 'HELD'
     end
 end
