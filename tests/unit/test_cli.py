@@ -53,7 +53,7 @@ def answer(*args: str, app: Celery | None = None) -> Any:
 
 def test_the_group_has_the_name_that_celery_shows() -> None:
     assert tzbeat.name == "tzbeat"
-    assert set(tzbeat.commands) == {"check", "health", "leader", "list", "next", "show"}
+    assert set(tzbeat.commands) == {"cancel", "check", "dead", "health", "leader", "list", "next", "runs", "show"}
 
 
 def test_importing_the_commands_imports_nothing_heavy() -> None:
@@ -63,9 +63,15 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["check", "health", "leader", "list", "next", "show"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("cancel", "check", "health", "leader", "list", "next", "runs", "show"),
+        *("dead list", "dead show", "dead replay", "dead discard"),
+    ],
+)
 def test_each_command_documents_its_exit_codes(command: str) -> None:
-    found = run(command, "--help")
+    found = run(*command.split(), "--help")
     assert found.exit_code == 0
     assert "Exit codes: 0 " in found.output
     assert "--json" in found.output
