@@ -129,7 +129,7 @@ def test_every_event_of_the_audit_is_in_the_table() -> None:
     scripts = [
         file for file in (resources.files("celery_tzbeat") / "store" / "lua").iterdir() if file.name.endswith(".lua")
     ]
-    notes = r"\b(?:note\(|begin\(run, record, of_entry, )'(\w+)'"
+    notes = r"\b(?:note\(|begin\(run, known, record, of_entry, )'(\w+)'"
     noted = {event for script in scripts for event in re.findall(notes, script.read_text("utf-8"))}
     assert noted, "the scripts are not read"
     settled = {*get_args(State), *get_args(EndState)}

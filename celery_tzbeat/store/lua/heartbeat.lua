@@ -6,23 +6,23 @@ local answers = {}
 for i = 1, tonumber(ARGV[3]) do
     local record, of_entry, done = KEYS[2 + 3 * i], KEYS[3 + 3 * i], KEYS[4 + 3 * i]
     local run = run_at(4 + (i - 1) * RUN_WORDS)
-    local state, dispatch, retries, token, cancel, overlap = unpack(redis.call('HMGET', record, 'state',
-        'dispatch', 'retries', 'token', 'cancel', 'overlap'))
-    if state == 'running' and token == run.token then
+    local known = known_of(record)
+    if known.state == 'running' and known.token == run.token then
         keep_lease(run)
-        answers[i] = cancel and 'CANCEL' or 'ALIVE'
-    elseif not state and refused_by_mark(redis.call('HGET', done, run.field), run.dispatch) then
+        answers[i] = known.cancel and 'CANCEL' or 'ALIVE'
+    elseif not known.state and refused_by_mark(redis.call('HGET', done, run.field), run.dispatch) then
         answers[i] = 'LOST'
-    elseif state and (token == run.token or compare(dispatch, retries or 0, run.dispatch, run.retries) > 0) then
+    elseif known.state and (known.token == run.token
+            or compare(known.dispatch, known.retries, run.dispatch, run.retries) > 0) then
         answers[i] = 'LOST'
-    elseif state == 'running' then
-        if overlap ~= run.token then
+    elseif known.state == 'running' then
+        if known.overlap ~= run.token then
             redis.call('HSET', record, 'overlap', run.token)
             note('overlap', run.entry, run.nominal, run.nominal, 1, run.worker)
         end
         answers[i] = 'OVERLAP'
     else
-        begin(run, record, of_entry, 'resumed')
+        begin(run, known, record, of_entry, 'resumed')
         answers[i] = 'RESUMED'
     end
 end

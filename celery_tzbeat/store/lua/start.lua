@@ -6,32 +6,29 @@
 local run = run_at(3)
 local most, once, redispatchable = tonumber(ARGV[18]), ARGV[19] == '1', ARGV[20] == '1'
 local record, of_entry, done = KEYS[5], KEYS[6], KEYS[7]
-local state, dispatch, retries, token, starts, deliveries, ran, noted, checkpoint = unpack(redis.call('HMGET', record,
-    'state', 'dispatch', 'retries', 'token', 'starts', 'deliveries', 'ran', 'next', 'checkpoint'))
-starts = tonumber(starts) or 0
+local known = known_of(record)
 
-local function answer(gate, number, of)
-    return { gate, number, of or '', checkpoint or '' }
+local function answer(gate, starts, of)
+    return { gate, starts, of or '', redis.call('HGET', record, 'checkpoint') or '' }
 end
 
-if state then
-    if state == 'running' and token == run.token then return answer('WON', starts, state) end
-    local order = compare(run.dispatch, run.retries, dispatch, retries or 0)
-    if order < 0 then return answer('STALE', starts, state) end
-    if state == 'waiting' then return answer('LIVE', starts, state) end
-    if state == 'running' then
-        if order == 0 then return answer('LIVE', starts, state) end
-        local next_dispatch, next_retries = order_in(noted)
+if known.state then
+    local function so(gate) return answer(gate, known.starts, known.state) end
+    if known.state == 'running' and known.token == run.token then return so('WON') end
+    local order = compare(run.dispatch, run.retries, known.dispatch, known.retries)
+    if order < 0 then return so('STALE') end
+    if known.state == 'waiting' then return so('LIVE') end
+    if known.state == 'running' then
+        if order == 0 then return so('LIVE') end
+        local next_dispatch, next_retries = order_in(known.noted)
         if not next_dispatch or compare(run.dispatch, run.retries, next_dispatch, next_retries) > 0 then
             redis.call('HSET', record, 'next', run.dispatch .. ' ' .. run.retries)
         end
-        return answer('SUCCESSOR', starts, state)
+        return so('SUCCESSOR')
     end
-    if state == 'abandoned' and order == 0 and not redispatchable then return answer('LIVE', starts, state) end
-    if once and starts > 0 then return answer('SECOND_START', starts, state) end
-    if not retry_of(run, ran) and (tonumber(deliveries) or 0) >= most then
-        return answer('EXHAUSTED', starts, state)
-    end
+    if known.state == 'abandoned' and order == 0 and not redispatchable then return so('LIVE') end
+    if once and known.starts > 0 then return so('SECOND_START') end
+    if not retry_of(run, known.ran) and known.deliveries >= most then return so('EXHAUSTED') end
 else
     local mark = redis.call('HGET', done, run.field)
     local settled_as = refused_by_mark(mark, run.dispatch)
@@ -39,4 +36,4 @@ else
     if once and tonumber(run.retries) > 0 then return answer('SECOND_START', 0) end
     if once and not mark then return answer('UNKNOWN', 0) end
 end
-return answer('WON', begin(run, record, of_entry, 'started'), 'running')
+return answer('WON', begin(run, known, record, of_entry, 'started'), 'running')

@@ -11,6 +11,18 @@ local function run_at(at)
     return run
 end
 
+-- What the record says; `state` is false where there is none.
+local function known_of(record)
+    local known = {}
+    known.state, known.dispatch, known.retries, known.token, known.starts, known.deliveries, known.ran, known.noted,
+        known.policy, known.cancel, known.overlap = unpack(redis.call('HMGET', record, 'state', 'dispatch', 'retries',
+            'token', 'starts', 'deliveries', 'ran', 'next', 'policy', 'cancel', 'overlap'))
+    known.retries = known.retries or '0'
+    known.starts = tonumber(known.starts) or 0
+    known.deliveries = tonumber(known.deliveries) or 0
+    return known
+end
+
 -- Whether this start is Celery's own retry of the last one, which is no further delivery.
 local function retry_of(run, ran)
     local dispatch, retries = order_in(ran)
@@ -18,31 +30,32 @@ local function retry_of(run, ran)
 end
 
 local function keep_lease(run)
-    redis.call('ZADD', live, text(now + tonumber(run.lease)), run.key)
-    redis.call('ZADD', open, text(now + tonumber(run.lease)), run.key)
+    local deadline = text(now + tonumber(run.lease))
+    redis.call('ZADD', live, deadline, run.key)
+    redis.call('ZADD', open, deadline, run.key)
 end
 
 -- Become the running one (lines 12, 17, 18, 19, 27); a record that is gone is written anew. Returns the starts of the key.
-local function begin(run, record, of_entry, why)
-    if redis.call('HEXISTS', record, 'policy') == 0 then
-        redis.call('HSET', record, 'entry', run.entry, 'nominal', run.nominal, 'epoch', run.epoch, 'number', run.number, 'field', run.field,
-            'policy', run.policy, 'within', run.within, 'eta', '')
+local function begin(run, known, record, of_entry, why)
+    if not known.policy then
+        redis.call('HSET', record, 'entry', run.entry, 'nominal', run.nominal, 'epoch', run.epoch,
+            'number', run.number, 'field', run.field, 'policy', run.policy, 'within', run.within, 'eta', '')
         redis.call('HSETNX', record, 'detail', '')
         redis.call('HSETNX', record, 'payload', '')
     end
-    if run.payload ~= '' then redis.call('HSET', record, 'payload', run.payload) end
-    local ran, noted = unpack(redis.call('HMGET', record, 'ran', 'next'))
-    if not retry_of(run, ran) then redis.call('HINCRBY', record, 'deliveries', 1) end
+    local starts = known.starts + 1
+    local deliveries = known.deliveries + (retry_of(run, known.ran) and 0 or 1)
     redis.call('HSET', record, 'state', 'running', 'dispatch', run.dispatch, 'retries', run.retries,
         'ran', run.dispatch .. ' ' .. run.retries, 'token', run.token, 'worker', run.worker, 'late', run.late,
-        'started', text(now_micros))
-    local dispatch, retries = order_in(noted)
+        'started', text(now_micros), 'starts', starts, 'deliveries', deliveries)
+    if run.payload ~= '' then redis.call('HSET', record, 'payload', run.payload) end
+    local dispatch, retries = order_in(known.noted)
     if dispatch and compare(dispatch, retries, run.dispatch, run.retries) <= 0 then
         redis.call('HDEL', record, 'next')
     end
     keep_lease(run)
     redis.call('SADD', of_entry, run.key)
     note(why, run.entry, run.nominal, run.nominal, 1, run.worker)
-    return redis.call('HINCRBY', record, 'starts', 1)
+    return starts
 end
 
