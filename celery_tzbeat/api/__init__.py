@@ -26,7 +26,9 @@ from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules import zone as read_zone
 from celery_tzbeat.settings import Settings, app_timezone, nearest
 
-from .findings import Finding, Health, Route, check, import_modules, no_settings, overall_health, route
+from .findings import Finding, import_modules, no_settings
+from .health import Health, overall_health
+from .preflight import Route, check, route
 from .standing import Standing, ledger_of, plain_standing
 from .timetable import Change, Crossing, Upcoming, crossing, upcoming
 

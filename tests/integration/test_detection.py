@@ -29,7 +29,7 @@ from evidence import (
 )
 from kombu.exceptions import OperationalError
 
-from celery_tzbeat.api.findings import route
+from celery_tzbeat.api.preflight import route
 from celery_tzbeat.beat.capture import Capture
 from celery_tzbeat.beat.paths import TWO_SERVERS, same_server_probe
 from celery_tzbeat.beat.scheduler import open_store

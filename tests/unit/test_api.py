@@ -12,7 +12,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_tzbeat.api import Finding, TzBeat, findings
+from celery_tzbeat.api import Finding, TzBeat, health
 from celery_tzbeat.beat.scheduler import configuration, open_store
 from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule, StoreUnavailable
 from celery_tzbeat.leases.redis import RedisLeases
@@ -688,10 +688,10 @@ def test_health_names_what_keeps_the_server_from_writing(ground: Ground) -> None
     ],
 )
 def test_what_info_tells_of_refused_writes_is_understood(info: dict[str, Any], guard: str | None, word: str) -> None:
-    ((reason, _),) = findings._reasons(info, guard)
+    ((reason, _),) = health._reasons(info, guard)
     assert word in reason
 
 
 def test_a_server_that_takes_writes_gives_no_reason() -> None:
     fine = {"role": "master", "used_memory": 5, "maxmemory": 0, "rdb_last_bgsave_status": "err"}
-    assert not list(findings._reasons(fine, "no"))
+    assert not list(health._reasons(fine, "no"))
