@@ -306,9 +306,10 @@ def _unknown_names(app: Celery) -> Iterable[str]:
             yield f"{name} is not a setting{nearest(name, [PREFIX + k for k in known])}"
 
 
-def _broker_url(app: Celery) -> str:
-    url = app.conf.broker_write_url or app.conf.broker_url
-    return url if isinstance(url, str) else ";".join(url or ())
+def broker_url(app: Celery) -> str:
+    """Return the URL that beats send to; several brokers as kombu writes them, with semicolons."""
+    url = app.conf.broker_write_url or app.conf.broker_url or "amqp://"  # which is kombu's default
+    return url if isinstance(url, str) else ";".join(url)
 
 
 def _is_redis(url: str) -> bool:
@@ -326,7 +327,7 @@ def _several(url: str) -> bool:
 
 def _default_url(app: Celery, problems: list[str]) -> str | None:
     """Return the broker's URL as the store's, where it says all that a connection needs."""
-    url = _broker_url(app)
+    url = broker_url(app)
     shown = hide_password(url)
     if not _is_redis(url):
         problem = f"tzbeat_url is not set and the broker {shown!r} is not a Redis"
@@ -374,7 +375,7 @@ def _default_namespace(app: Celery, problems: list[str]) -> str | None:
             'set tzbeat_namespace, or give the app a name: Celery("proj")'
         )
         return None
-    return f"{app.main}/{database_of(_broker_url(app)) or '0'}"
+    return f"{app.main}/{database_of(broker_url(app)) or '0'}"
 
 
 def _bad_url(name: str, url: str) -> str | None:
@@ -412,7 +413,7 @@ def database_of(url: str) -> str:
 
 def why_two_servers(app: Celery, settings: Settings) -> str:
     """Return why broker and store are not one Redis, as far as the URLs tell; empty where the probe has to tell."""
-    write, read = _broker_url(app), app.conf.broker_read_url or app.conf.broker_url
+    write, read = broker_url(app), app.conf.broker_read_url or app.conf.broker_url
     read = read if isinstance(read, str) else ";".join(read or ())
     shown, url = hide_password(write), settings.url
     if _several(write) or _several(read):

@@ -2,7 +2,7 @@
 
     tzbeat.E001   a setting                                tzbeat.E002   an entry
     tzbeat.E003   the app's modules cannot be imported     tzbeat.E004   the store, or the lease's server, refuses us
-    tzbeat.E005   a database that is none
+    tzbeat.E005   a database that is none                  tzbeat.E006   the broker refuses us, or its transport is missing
     tzbeat.W101   a schedule's author may not have meant it
     tzbeat.W102   no zone given: the app's is used         tzbeat.W103   a task that this process does not know
     tzbeat.W104   an entry is left out (tzbeat_strict = False)
@@ -11,11 +11,13 @@
     tzbeat.W204   a cursor ahead of the store's clock      tzbeat.W205   the server may evict keys
     tzbeat.W206   the server keeps nothing on disk         tzbeat.W207   broker and store are written differently
     tzbeat.W208   the leader has other entries than this code
+    tzbeat.W209   beat_scheduler is not ours               tzbeat.W210   the broker does not answer
+    tzbeat.W211   the broker is inside the beat's process
     tzbeat.E301   the store, or the lease's server, does not answer
-    tzbeat.W209   beat_scheduler is not ours
     tzbeat.E302   nobody leads                             tzbeat.E303   the leader does not tick
     tzbeat.E304   something is due and was not sent        tzbeat.E305   a clock is off by more than tzbeat_max_skew
     tzbeat.E306   the store, or the lease's server, takes no writes
+    tzbeat.E307   the broker does not answer
 
 The number after a letter never changes its meaning. E3xx come from `overall_health` only.
 """
@@ -28,10 +30,11 @@ from typing import Any, Literal
 
 from celery import Celery
 
+from celery_tzbeat.beat.envelope import why_no_connection
 from celery_tzbeat.entries import Reading, read_entries
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.leases.redis import RedisLeases
-from celery_tzbeat.settings import Settings
+from celery_tzbeat.settings import Settings, broker_url
 from celery_tzbeat.store.client import CALL_ERRORS, hide_password
 
 #: How many names a finding lists.
@@ -97,6 +100,13 @@ def asked(client: Any, parameter: str) -> str | None:
     except CALL_ERRORS:
         return None
     return None if value is None else str(value)
+
+
+def ask_broker(app: Celery, settings: Settings) -> Exception | None:
+    """Return why the broker takes no connection; None where it does, or is by its URL the store, which is asked anyway."""
+    if broker_url(app) == settings.url:
+        return None
+    return why_no_connection(app, settings.call_timeout)
 
 
 def leases_of(settings: Settings) -> RedisLeases:

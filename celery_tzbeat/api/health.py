@@ -17,10 +17,10 @@ from celery_tzbeat.leases.protocol import Leader
 from celery_tzbeat.model import Cursor, Entry, Presence, iso
 from celery_tzbeat.schedules import tzdata_version
 from celery_tzbeat.schedules.plan import start_of
-from celery_tzbeat.settings import Settings
+from celery_tzbeat.settings import Settings, broker_url
 from celery_tzbeat.store.client import CALL_ERRORS, hide_password, make_client
 
-from .findings import NO_ANSWER, Finding, asked, configured, error, leases_of, listed, servers_of
+from .findings import NO_ANSWER, Finding, ask_broker, asked, configured, error, leases_of, listed, servers_of
 
 #: Later than this, what is due counts as not sent in time.
 LATE = timedelta(seconds=5)
@@ -59,7 +59,7 @@ def overall_health(app: Celery, clock: Clock) -> Health:
     try:
         with closing(open_store(settings)) as store, closing(leases_of(settings)) as leases:
             before, time, after = clock.now(), store.time(), clock.now()
-            beats, cursors = store.beats(), store.cursors()
+            beats, cursors, claimed = store.beats(), store.cursors(), store.open_since()
             leader = leases.leader()
     except NO_ANSWER as exc:
         findings.append(error("E301", f"{servers_of(settings)}: {exc}", "start the server, or correct tzbeat_url"))
@@ -68,7 +68,10 @@ def overall_health(app: Celery, clock: Clock) -> Health:
     if leading:
         leading += _no_writes(settings)
     findings += leading
-    findings += _overdue(reading.entries, cursors, time, settings)
+    unsent = [*_overdue(reading.entries, cursors, time, settings), *_unsent(claimed, time)]
+    findings += unsent
+    if leading or unsent:
+        findings += _no_broker(app, settings)
     findings += _clocks(beats, before + (after - before) / 2 - time, settings)
     return Health(not findings, leader, time, tuple(findings))
 
@@ -153,6 +156,28 @@ def _overdue(
             "E304",
             f"due and not sent: {listed(said)}",
             "look at the leader's log; its entries may be other ones (`celery tzbeat check`)",
+        )
+
+
+def _unsent(claimed: Mapping[str, datetime], time: datetime) -> Iterator[Finding]:
+    late = sorted((since, key) for key, since in claimed.items() if time - since > LATE)
+    if late:
+        said = [f"{key!r} since {iso(since)}" for since, key in late]
+        yield error(
+            "E304",
+            f"claimed and not sent: {listed(said)}",
+            "the broker does not take it; it is sent when it does. Look at the leader's log",
+        )
+
+
+def _no_broker(app: Celery, settings: Settings) -> Iterator[Finding]:
+    """Ask the broker, as seen from this host, where something is wrong that it may explain."""
+    failure = ask_broker(app, settings)
+    if failure is not None:
+        yield error(
+            "E307",
+            f"the broker {hide_password(broker_url(app))!r} does not answer: {type(failure).__name__}: {failure}",
+            "start the broker, or correct broker_url (`celery tzbeat check`); nothing that was due is lost meanwhile",
         )
 
 

@@ -24,18 +24,31 @@ from celery_tzbeat.errors import InvalidSchedule
 from celery_tzbeat.model import Cursor, Presence, iso
 from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules.rule import Rule
-from celery_tzbeat.settings import Settings, why_two_servers
+from celery_tzbeat.settings import Settings, broker_url, why_two_servers
 from celery_tzbeat.store.client import hide_password, make_client, redis_url
 from celery_tzbeat.store.protocol import Store
 
-from .findings import NO_ANSWER, Finding, asked, configured, error, leases_of, listed, servers_of, warning
+from .findings import (
+    NO_ANSWER,
+    Finding,
+    ask_broker,
+    asked,
+    configured,
+    error,
+    leases_of,
+    listed,
+    servers_of,
+    warning,
+)
 
-#: What a server says that does not know us.
+#: What a store says that does not know us.
 _REFUSED = re.compile(
     r"AuthenticationError|AuthenticationWrongNumber|NOAUTH|WRONGPASS|invalid username-password|"
     r"invalid password|without any password configured",
     re.IGNORECASE,
 )
+#: What a broker says that waits for somebody else. RabbitMQ says NOT_ALLOWED of a virtual host that it has not.
+_BROKER_REFUSED = re.compile(r"ACCESS_REFUSED|NOT_ALLOWED|AccessRefused|NotAllowed")
 _NO_DATABASE = re.compile(r"DB index is out of range|invalid DB index|SELECT is not allowed", re.IGNORECASE)
 
 #: Any two zones: a schedule that is equal when read in either needs no zone, or names its own.
@@ -82,6 +95,7 @@ def check(app: Celery) -> list[Finding]:
     if settings is not None:
         findings += _unknown_tasks(reading, settings)
         findings += _spellings(app, settings)
+        findings += _of_the_broker(app, settings)
         findings += _of_the_store(settings, reading)
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
@@ -147,16 +161,49 @@ def _unknown_tasks(reading: Reading, settings: Settings) -> Iterator[Finding]:
 
 
 def _spellings(app: Celery, settings: Settings) -> Iterator[Finding]:
-    broker = app.conf.broker_write_url or app.conf.broker_url
+    broker = broker_url(app)
     if why_two_servers(app, settings) or settings.url.startswith("sentinel://") or app.conf.broker_use_ssl:
         return  # they are meant to be two, whatever they are called; or cannot be written alike
-    if isinstance(broker, str) and redis_url(broker) != redis_url(settings.url):
+    if redis_url(broker) != redis_url(settings.url):
         yield warning(
             "W207",
             f"broker {hide_password(broker)!r} and store {hide_password(settings.url)!r} are written differently; "
             "each beat tries whether they are one server, and sends by the path 'claims' where they are not",
             "where they are one server, leave tzbeat_url out, so that the broker's is used",
         )
+
+
+# ---- the broker, where it is not the store by its URL
+
+
+def _of_the_broker(app: Celery, settings: Settings) -> Iterator[Finding]:
+    shown = hide_password(broker_url(app))
+    if broker_url(app).partition("://")[0] == "memory":
+        yield warning(
+            "W211",
+            f"the broker {shown!r} is inside the beat's process: no worker gets what it sends",
+            "for development use filesystem:// or a Redis; memory:// is for tests within one process",
+        )
+        return
+    failure = ask_broker(app, settings)
+    if failure is None:
+        return
+    text = f"{type(failure).__name__}: {failure}"
+    if isinstance(failure, (ImportError, KeyError)):
+        hint = "correct the scheme of broker_url, or install the package that its transport needs: celery[sqs], say"
+        yield error("E006", f"the broker {shown!r}: its transport cannot be loaded: {text}", hint)
+    elif broker_refuses(failure):
+        hint = "correct user, password and virtual host in broker_url, or what the broker allows"
+        yield error("E006", f"the broker {shown!r} refuses us: {text}", hint)
+    else:
+        hint = "a beat keeps what is due until it answers; start the broker, or correct broker_url"
+        yield warning("W210", f"the broker {shown!r} does not answer: {text}", hint)
+
+
+def broker_refuses(failure: Exception) -> bool:
+    """Return whether a broker answered, and waiting for it will not help."""
+    text = f"{type(failure).__name__}: {failure}"
+    return bool(_BROKER_REFUSED.search(text) or _REFUSED.search(text))
 
 
 # ---- the store, asked before a beat starts

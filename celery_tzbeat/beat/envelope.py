@@ -153,7 +153,7 @@ class Recording:
     def broker_answers(self) -> bool:
         """Return whether a new connection to the broker can be made now, within the bound."""
         self.reset()
-        return broker_answers(self._app, self._timeout)
+        return why_no_connection(self._app, self._timeout) is None
 
     def reset(self) -> None:
         """Drop the connection, and with it what kombu believes to be declared; the next use makes a new one."""
@@ -196,17 +196,17 @@ def bounded_connection(app: Celery, timeout: float, **options: Any) -> Any:
     return connection
 
 
-def broker_answers(app: Celery, timeout: float) -> bool:
-    """Return whether the broker takes a new connection now, within the bound."""
+def why_no_connection(app: Celery, timeout: float) -> Exception | None:
+    """Return what a new connection to the broker fails with now, within the bound; None where it is taken."""
     connection = None
     try:
         connection = bounded_connection(app, timeout)
         connection.default_channel  # noqa: B018 - opening a channel is the question
-    except Exception:
-        return False
+    except Exception as exc:
+        return exc
     finally:
         drop(connection)
-    return True
+    return None
 
 
 def drop(connection: Any) -> None:

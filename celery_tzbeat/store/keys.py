@@ -51,7 +51,12 @@ CATALOGUE: tuple[KeyKind, ...] = (
         "while unsettled",
         "an unsettled occurrence: state, epoch, dispatch, payload",
     ),
-    KeyKind("open", "zset", "permanent", "keys of unsettled occurrences by when the leader must act next"),
+    KeyKind(
+        "open",
+        "zset",
+        "permanent",
+        "keys of unsettled occurrences by when the leader must act next; a claim: when it was made",
+    ),
     KeyKind("open:<entry>", "set", "while unsettled", "keys of the entry's unsettled occurrences"),
     KeyKind("dead", "hash", "permanent", "key -> dead letter, until it is replayed or discarded"),
     KeyKind("beats", "zset", "permanent", "beats by when they were last seen (store time)"),

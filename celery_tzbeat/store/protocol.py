@@ -194,6 +194,9 @@ class Store(Protocol):
     def open_occurrences(self) -> list[OpenOccurrence]:
         """Return the unsettled occurrences, the most urgent first."""
 
+    def open_since(self) -> Mapping[str, datetime]:
+        """Return the keys of what is claimed and not settled with the store's time of the claim, for operators."""
+
     def probe(self, command: Command) -> None:
         """Run one captured queue command beside the epoch key, to see whether broker and store are the same server."""
 

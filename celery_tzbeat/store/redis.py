@@ -340,6 +340,10 @@ class RedisStore:
         texts = self._ask(lambda c: c.mget([self.keys.beat(name) for name in names]))
         return [presence for text in texts if text and (presence := _read_presence(text)) is not None]
 
+    def open_since(self) -> Mapping[str, datetime]:
+        found = self._ask(lambda c: c.zrange(self.keys("open"), 0, -1, withscores=True))
+        return {key.decode(): from_micros(int(millis) * 1000) for key, millis in found}
+
     def dead_letters(self) -> Mapping[str, str]:
         letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
         return {key.decode(): letter.decode() for key, letter in letters.items()}

@@ -46,6 +46,7 @@ class _Data:
     last: dict[str, tuple[datetime, str, datetime]] = field(default_factory=dict)
     done: dict[tuple[str, Bucket], str] = field(default_factory=dict)
     open: dict[str, OpenOccurrence] = field(default_factory=dict)
+    since: dict[str, datetime] = field(default_factory=dict)
     dead: dict[str, str] = field(default_factory=dict)
     beats: dict[str, tuple[datetime, Presence]] = field(default_factory=dict)
     entries: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -207,6 +208,7 @@ class MemoryStore:
         if occurrence.key in self._data.open or (occurrence.entry, bucket) in self._data.done:
             return Verdict.DECIDED
         self._data.open[occurrence.key] = OpenOccurrence(occurrence, bucket, "claimed", epoch, 1, claim.payload)
+        self._data.since[occurrence.key] = self._clock.now()
         detail = "misfire" if occurrence.late else ""
         self._note("claimed", occurrence.entry, occurrence.nominal, occurrence.nominal, 1, epoch, detail)
         return Verdict.DONE
@@ -263,6 +265,9 @@ class MemoryStore:
     def beats(self) -> list[Presence]:
         seen_since = self._clock.now() - self._presence
         return [presence for seen, presence in self._data.beats.values() if seen >= seen_since]
+
+    def open_since(self) -> Mapping[str, datetime]:
+        return {key: self._data.since[key] for key in self._data.open}
 
     def dead_letters(self) -> Mapping[str, str]:
         return dict(self._data.dead)

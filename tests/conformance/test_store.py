@@ -389,6 +389,19 @@ def test_a_payload_is_kept_byte_for_byte_and_a_misfire_stays_one(ledger: Ledger)
     assert [(r.event, r.detail) for r in ledger.store.audit()][-2:] == [("claimed", "misfire"), ("sent", "misfire")]
 
 
+def test_what_is_open_says_since_when_and_a_takeover_does_not_make_it_younger(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.claim([claim("a", ledger.now - 3 * SECOND), claim("b", ledger.now)], epoch=1)
+    since = ledger.store.open_since()
+    keys = {name: Occurrence(name, at).key for name, at in (("a", ledger.now - 3 * SECOND), ("b", ledger.now))}
+    assert set(since) == set(keys.values())
+    assert all(abs(at - ledger.store.time()) < 5 * SECOND for at in since.values()), "since the claim, not the nominal"
+    ledger.store.take_office(2)
+    ledger.store.reclaim(Occurrence("a", ledger.now - 3 * SECOND), epoch=2)
+    ledger.store.confirm([claimed("b", ledger.now)], epoch=2)
+    assert ledger.store.open_since() == {keys["a"]: since[keys["a"]]}
+
+
 def test_a_whole_batch_is_claimed_and_confirmed_by_one_call_each(ledger: Ledger) -> None:
     ledger.store.take_office(1)
     names = [f"entry {i:03}" for i in range(BATCH)]

@@ -8,11 +8,12 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
+import amqp
 import pytest
 import redis
 from celery import Celery
 
-from celery_tzbeat.api import Finding, TzBeat, health
+from celery_tzbeat.api import Finding, TzBeat, health, preflight
 from celery_tzbeat.beat.scheduler import configuration, open_store
 from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule, StoreUnavailable
 from celery_tzbeat.leases.redis import RedisLeases
@@ -20,13 +21,16 @@ from celery_tzbeat.model import Cursor, Occurrence, Presence, Unrun
 from celery_tzbeat.schedules import tzdata_version
 from celery_tzbeat.settings import Settings
 from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import Burial
+from celery_tzbeat.store.protocol import Burial, Claim
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
 
 UTC = timezone.utc
 DEFAULT = "celery.beat:PersistentScheduler"
 NEW_YORK = "America/New_York"
+
+#: A broker that is not there.
+BROKEN = "amqp://me:secret@127.0.0.1:9//"
 
 
 def an_app(url: str = "redis://localhost:1/0", **conf: Any) -> Celery:
@@ -331,6 +335,31 @@ def test_what_is_due_and_not_sent_is_named(ground: Ground) -> None:
     assert "'tick' since " in found.text
 
 
+def test_what_is_claimed_and_not_sent_is_named_though_its_cursor_has_moved(empty_server: LocalServer) -> None:
+    yearly = {"yearly": {"task": "proj.add", "schedule": 365 * 86_400}}  # by its cursor it is on time
+    ground = Ground(empty_server.url, broker_url=BROKEN, tzbeat_url=empty_server.url, beat_schedule=yearly)
+    with closing(ground.store), closing(ground.leases):
+        epoch = ground.lead()
+        ground.attend()
+        occurrence = Occurrence("yearly", ground.store.time().replace(microsecond=0))
+        bucket = Bucket.of(occurrence.nominal, timedelta(days=365))
+        cursor = ground.cursor("yearly", ahead=timedelta())
+        ground.store.claim([Claim(occurrence, bucket, cursor, b"message")], epoch=epoch)
+        assert ground.tz.health().ok, "what was claimed just now may be on its way"
+
+        since = (ground.store.time() - timedelta(seconds=20)).timestamp() * 1000
+        with redis.Redis.from_url(empty_server.url) as client:
+            client.zadd(ground.store.keys("open"), {occurrence.key: since})
+        claimed, broker = ground.tz.health().findings
+        assert claimed.id == "tzbeat.E304"
+        assert f"claimed and not sent: '{occurrence.key}' since" in claimed.text
+        assert broker.id == "tzbeat.E307"
+        assert broker.text.startswith("the broker 'amqp://me:**@127.0.0.1:9//' does not answer: ")
+
+        ground.app.conf.broker_url = "memory://"
+        assert ids(ground.tz.health().findings) == ["tzbeat.E304"], "a broker that answers explains nothing"
+
+
 def test_an_entry_that_is_changed_here_is_not_overdue(ground: Ground) -> None:
     epoch = ground.lead()
     ground.attend()
@@ -404,6 +433,48 @@ def test_check_leaves_out_with_a_warning_where_strict_is_false() -> None:
 
 def by_id(ground: Ground) -> dict[str, Finding]:
     return {finding.id: finding for finding in ground.tz.check()}
+
+
+@pytest.mark.parametrize(
+    ("broker", "id", "words"),
+    [
+        (BROKEN, "tzbeat.W210", "the broker 'amqp://me:**@127.0.0.1:9//' does not answer: "),
+        (f"{BROKEN};amqp://127.0.0.1:10//", "tzbeat.W210", "does not answer: "),
+        ("redis://:secret@127.0.0.1:9/0", "tzbeat.W210", "the broker 'redis://:**@127.0.0.1:9/0' does not answer: "),
+        (
+            "rabbitmq://127.0.0.1",
+            "tzbeat.E006",
+            "its transport cannot be loaded: KeyError: 'No such transport: rabbitmq",
+        ),
+        ("memory://", "tzbeat.W211", "no worker gets what it sends"),
+    ],
+)
+def test_check_asks_a_broker_that_is_not_the_store(ground: Ground, broker: str, id: str, words: str) -> None:
+    found = {finding.id: finding for finding in TzBeat(an_app(broker, tzbeat_url=ground.settings.url)).check()}
+    assert words in found[id].text
+    assert found[id].hint
+    assert (found[id].severity == "error") is (id == "tzbeat.E006")
+    assert "secret" not in found[id].text + found[id].hint
+
+
+@pytest.mark.parametrize(
+    ("says", "refused"),
+    [
+        (amqp.exceptions.AccessRefused("Login was refused"), True),
+        (amqp.exceptions.NotAllowed("vhost nosuch not found"), True),
+        (redis.AuthenticationError("invalid username-password pair or user is disabled."), True),
+        (ConnectionRefusedError(111, "Connection refused"), False),
+        (amqp.exceptions.ConnectionForced("broker shut down"), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_a_broker_that_refuses_us_is_told_from_one_that_is_not_there(says: Exception, refused: bool) -> None:
+    assert preflight.broker_refuses(says) is refused
+
+
+def test_a_broker_that_answers_is_no_finding(ground: Ground, make_server: Any) -> None:
+    app = an_app(make_server(appendonly=True).url, tzbeat_url=ground.settings.url)
+    assert not {"tzbeat.E006", "tzbeat.W210", "tzbeat.W211"} & set(ids(TzBeat(app).check()))
 
 
 def test_check_warns_of_beats_that_differ_and_names_what_differs(ground: Ground) -> None:

@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 
-from celery_tzbeat.beat.envelope import Envelope, Parcel, Recording, RecordingChannel, broker_answers
+from celery_tzbeat.beat.envelope import Envelope, Parcel, Recording, RecordingChannel, why_no_connection
 
 UTC = timezone.utc
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -229,7 +229,7 @@ def test_a_recording_that_was_reset_connects_anew(app: Celery) -> None:
 
 def test_a_broker_that_is_not_there_does_not_answer() -> None:
     app = Celery("proj", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    assert not broker_answers(app, 1)
+    assert why_no_connection(app, 1) is not None
     app.close()
 
 
