@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from numbers import Real
 from typing import Protocol
 
 from celery import Celery
@@ -112,9 +113,9 @@ def counted_headers(app: Celery, entry: Entry) -> tuple[str, ...]:
     """Return the headers of the entry's messages that are counted from when they are sent: a relative expiry or delay."""
     counted = []
     expires = entry.options.get("expires", getattr(app.tasks.get(entry.task), "expires", None))
-    if isinstance(expires, (int, float, timedelta)):
+    if isinstance(expires, (Real, timedelta)):
         counted.append(EXPIRES)
-    if entry.options.get("countdown") is not None:
+    if entry.options.get("countdown"):  # 0 is none to Celery: an `eta` beside it stays
         counted.append(ETA)
     return tuple(counted)
 

@@ -111,6 +111,7 @@ class Term:
             sent=events.sent,
             dead=events.dead,
         )
+        self._cannot_build = False  # since the broker did not answer when it was asked last
         self._claims_known = False  # whether what stands open in the ledger is owed here
         self._built_at = clock.reading()
         self._unlisted: dict[str, Cursor] = {}
@@ -151,8 +152,8 @@ class Term:
 
     @property
     def cut_off(self) -> bool:
-        """Whether messages are claimed that cannot be sent, since the broker does not answer."""
-        return self._claims.cut_off
+        """Whether what is due cannot be built or sent, since the broker does not answer."""
+        return self._claims.cut_off or self._cannot_build
 
     def work(self) -> float:
         """Record and send what is due, for at most PUBLISHING seconds. Return how long nothing will be due, in seconds.
@@ -256,8 +257,13 @@ class Term:
             try:
                 message = self.path.build(course.entry, occurrence, epoch=self.epoch)
             except BuildFailed as failure:
+                self._cannot_build = False
                 self._build_failed(course, occurrence, failure)
                 continue
+            except StoreUnavailable:
+                self._cannot_build = True
+                raise
+            self._cannot_build = False
             if not message.parts:
                 self._not_sent_by_task(course, occurrence)
                 continue

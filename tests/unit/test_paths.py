@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -199,7 +200,9 @@ def test_the_paths_tell_operators_which_they_are(scene: Scene) -> None:
         (lambda: entry(expires=timedelta(minutes=1)), ("expires",)),
         (lambda: entry(expires=NOW), ()),
         (lambda: entry(expires="2026-11-30T12:00:00Z"), ()),
+        (lambda: entry(expires=Fraction(90)), ("expires",)),
         (lambda: entry(countdown=5), ("eta",)),
+        (lambda: entry(countdown=0, eta=NOW), ()),
         (lambda: entry(eta=NOW), ()),
         (lambda: entry(countdown=5, expires=9), ("expires", "eta")),
         (lambda: entry("proj.expiring"), ("expires",)),

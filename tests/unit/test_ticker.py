@@ -67,6 +67,7 @@ class Beat:
         self.world = world
         self.down = False
         self.broker_down = False
+        self.cannot_declare = False
         self.broker = ScriptedBroker()
         self.probes = 0  # how often the beat asked whether broker and store are the same
         self.calls: list[str] = []
@@ -119,6 +120,8 @@ class Beat:
         return self.by_claims if self.world.two_servers else self.same_server
 
     def build(self, given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
+        if self.cannot_declare:
+            raise StoreUnavailable("the broker does not answer")
         bucket = Bucket.of(occurrence.nominal, given.schedule.shortest_gap)
         body = occurrence.key.encode()
         if self.world.two_servers:
@@ -319,6 +322,34 @@ def test_a_lone_leader_whose_broker_does_not_answer_leads_on_and_sends_when_it_d
     run(world, 35)
     assert beat.broker.bodies == [key(i) for i in range(10, 81, 10)]
     assert [kind for kind, _ in beat.changes] == ["leads"]
+
+
+def test_a_lone_leader_that_cannot_even_build_leads_on_and_sends_when_the_broker_answers() -> None:
+    # As a beat that starts while its broker is down: no queue is declared yet, and that takes the broker.
+    world = World()
+    world.two_servers = True
+    beat = world.beat()
+    beat.step()
+    beat.cannot_declare = True
+    run(world, 45)
+    assert beat.leads
+    beat.cannot_declare = False
+    run(world, 2)
+    assert beat.broker.bodies == [key(i) for i in range(10, 41, 10)]
+    assert [kind for kind, _ in beat.changes] == ["leads"]
+
+
+def test_a_leader_that_cannot_build_leaves_leading_to_a_standby() -> None:
+    world = World()
+    world.two_servers = True
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    run(world, 5)
+    one.cannot_declare = True
+    run(world, 45)
+    assert (one.leads, two.leads) == (False, True)
+    assert two.broker.bodies == [key(i) for i in (10, 20, 30, 40, 50)]
 
 
 def test_the_broker_is_asked_once_and_again_after_a_failure() -> None:
