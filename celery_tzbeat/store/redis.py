@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -35,6 +36,8 @@ from .protocol import (
     View,
     needs_newer,
 )
+
+logger = logging.getLogger(__name__)
 
 Word = str | bytes | int
 T = TypeVar("T")
@@ -233,24 +236,23 @@ class RedisStore:
         return Answer(Verdict(reply.decode()))
 
     def open_occurrences(self) -> list[OpenOccurrence]:
-        keys = [key.decode() for key in self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))]
+        keys = [_text(key) for key in self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))]
         records: list[dict[bytes, bytes]] = []
         for start in range(0, len(keys), BATCH):
             records += self._ask(lambda c, part=keys[start : start + BATCH]: self._records(c, part))
         found = []
-        for record in records:
+        for key, record in zip(keys, records, strict=True):
             if record:  # it may have been settled since the list was read
-                late = record[b"detail"] == b"misfire"
-                found.append(
-                    OpenOccurrence(
-                        Occurrence(record[b"entry"].decode(), from_micros(int(record[b"nominal"])), late),
-                        Bucket(int(record[b"number"]), int(record[b"field"])),
-                        state=record[b"state"].decode(),
-                        epoch=int(record[b"epoch"]),
-                        dispatch=int(record[b"dispatch"]),
-                        payload=record[b"payload"],
+                try:
+                    found.append(_open_occurrence(record))
+                except (KeyError, ValueError, OverflowError) as exc:
+                    logger.error(
+                        "the record of %r cannot be read and is left alone: %s: %s",
+                        key,
+                        type(exc).__name__,
+                        exc,
+                        extra={"action": "occurrence_unreadable", "key": key},
                     )
-                )
         return found
 
     def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
@@ -298,7 +300,7 @@ class RedisStore:
 
     def entries_of(self, fingerprint: str) -> Mapping[str, str]:
         found = self._ask(lambda c: c.hgetall(self.keys.entries_of(fingerprint)))
-        return {name.decode(): value.decode() for name, value in found.items()}
+        return {_text(name): _text(value) for name, value in found.items()}
 
     def probe(self, command: Command) -> None:
         self._run("probe", (self.keys("epoch"), *command.keys), (command.name, *command.args))
@@ -342,11 +344,11 @@ class RedisStore:
 
     def open_since(self) -> Mapping[str, datetime]:
         found = self._ask(lambda c: c.zrange(self.keys("open"), 0, -1, withscores=True))
-        return {key.decode(): from_micros(int(millis) * 1000) for key, millis in found}
+        return {_text(key): from_micros(int(millis) * 1000) for key, millis in found}
 
     def dead_letters(self) -> Mapping[str, str]:
         letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
-        return {key.decode(): letter.decode() for key, letter in letters.items()}
+        return {_text(key): _text(letter) for key, letter in letters.items()}
 
     def audit(self, *, count: int = 1000) -> list[AuditRecord]:
         found = self._ask(lambda c: c.xrevrange(self.keys("audit"), count=count))
@@ -453,6 +455,18 @@ def _read_cursors(items: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, Curso
     return cursors, tuple(unreadable)
 
 
+def _open_occurrence(record: Mapping[bytes, bytes]) -> OpenOccurrence:
+    late = record[b"detail"] == b"misfire"
+    return OpenOccurrence(
+        Occurrence(record[b"entry"].decode(), from_micros(int(record[b"nominal"])), late),
+        Bucket(int(record[b"number"]), int(record[b"field"])),
+        state=record[b"state"].decode(),
+        epoch=int(record[b"epoch"]),
+        dispatch=int(record[b"dispatch"]),
+        payload=record[b"payload"],
+    )
+
+
 def _read_presence(text: bytes) -> Presence | None:
     """Return what a beat says of itself; None for what a much newer release may say: it must end no older beat."""
     try:
@@ -473,6 +487,11 @@ def _audit_record(id_: str, fields: Mapping[bytes, bytes]) -> AuditRecord:
         detail=text["detail"],
         id=id_,
     )
+
+
+def _text(value: bytes) -> str:
+    """Return what a key holds as text, whatever it is: garbage in the store must end neither a beat nor a command."""
+    return value.decode(errors="replace")
 
 
 def _millis(span: timedelta) -> int:

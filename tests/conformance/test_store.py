@@ -803,6 +803,25 @@ def test_open_claims_are_found_in_the_order_in_which_they_were_made(store: Redis
     assert [found.occurrence.entry for found in store.open_occurrences()] == ["z", "y", "x"]
 
 
+def test_a_claim_whose_record_cannot_be_read_is_left_alone_and_named_and_the_others_are_found(
+    store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.take_office(1)
+    now = store.time()
+    store.claim([claim(name, now) for name in ("whole", "torn", "odd", "foreign")], epoch=1)
+    keys = {name: Occurrence(name, now).key for name in ("torn", "odd", "foreign")}
+    client.hdel(store.keys.occurrence(keys["torn"]), "payload")
+    client.hset(store.keys.occurrence(keys["odd"]), "nominal", "soon")
+    client.hset(store.keys.occurrence(keys["foreign"]), "entry", b"\xff")
+    client.zadd(store.keys("open"), {b"\xff\xfe": 1})
+    assert [found.occurrence.entry for found in store.open_occurrences()] == ["whole"]
+    for key in keys.values():
+        assert f"the record of {key!r} cannot be read" in caplog.text
+    assert set(keys.values()) < set(store.open_since()), "health names them"
+    client.hset(store.keys("dead"), b"\xff", b"\xff")
+    assert store.dead_letters() == {"\ufffd": "\ufffd"}
+
+
 def test_a_claim_settled_while_the_list_is_read_is_left_out(store: RedisStore, client: redis.Redis) -> None:
     store.take_office(1)
     store.claim([claim("a", store.time())], epoch=1)
