@@ -181,6 +181,8 @@ def bounded_connection(app: Celery, timeout: float, **options: Any) -> Any:
         bounds |= {**redis_bounds(app, timeout), "socket_connect_timeout": timeout_each}
     elif scheme in ("amqp", "amqps", "pyamqp"):
         bounds |= {"read_timeout": timeout, "write_timeout": timeout, "confirm_publish": True}
+    elif scheme.lower() == "sqs":
+        bounds["client-config"] = sqs_bounds(app, timeout)
     connection = app.connection_for_write(transport=transport, transport_options=bounds, connect_timeout=timeout_each)
     # kombu's own loop over the brokers ends with the first one that hangs.
     for left in reversed(range(brokers)):
@@ -194,6 +196,12 @@ def bounded_connection(app: Celery, timeout: float, **options: Any) -> Any:
                 raise
             connection.maybe_switch_next()
     return connection
+
+
+def sqs_bounds(app: Celery, timeout: float) -> dict[str, Any]:
+    """Return botocore's configuration that bounds each call; its own waits a minute, five times."""
+    own = (app.conf.broker_transport_options or {}).get("client-config") or {}
+    return {**own, "connect_timeout": timeout, "read_timeout": timeout, "retries": {"total_max_attempts": 1}}
 
 
 def why_no_connection(app: Celery, timeout: float) -> Exception | None:

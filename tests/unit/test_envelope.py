@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 
-from celery_tzbeat.beat.envelope import Envelope, Parcel, Recording, RecordingChannel, why_no_connection
+from celery_tzbeat.beat.envelope import Envelope, Parcel, Recording, RecordingChannel, sqs_bounds, why_no_connection
 
 UTC = timezone.utc
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -238,6 +238,16 @@ def app() -> Iterator[Celery]:
     made = Celery("proj", broker="memory://", set_as_current=False)
     yield made
     made.close()
+
+
+def test_calls_of_sqs_are_bounded_and_the_users_configuration_stays(app: Celery) -> None:
+    app.conf.broker_transport_options = {"client-config": {"proxies": {"https": "p"}, "read_timeout": 900}}
+    assert sqs_bounds(app, 1.5) == {
+        "proxies": {"https": "p"},
+        "connect_timeout": 1.5,
+        "read_timeout": 1.5,
+        "retries": {"total_max_attempts": 1},
+    }
 
 
 def test_two_envelopes_of_one_message_are_equal() -> None:
