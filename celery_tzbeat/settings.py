@@ -37,7 +37,6 @@ NOT_BUILT = frozenset(
         "redact",
         "schedule_file",
         "shadow",
-        "wait_replicas",
     }
 )
 
@@ -91,6 +90,7 @@ class Settings:
     audit_max: int = 100_000
     strict: bool | Literal["tasks"] = True
     release: str = ""
+    wait_replicas: int = 0
 
     @property
     def call_timeout(self) -> float:
@@ -133,6 +133,7 @@ class Settings:
             audit_max=reader.count("audit_max", _default(cls, "audit_max")),
             strict=reader.choice("strict", True, (True, False, "tasks")),
             release=reader.release(),
+            wait_replicas=reader.count("wait_replicas", 0, at_least=0),
         )
         _refuse(problems, app.conf.task_always_eager and "task_always_eager is set: tasks would run inside beat")
         _refuse(problems, _retention_too_short(app, settings))
@@ -237,13 +238,13 @@ class _Reader:
             return default
         return span
 
-    def count(self, name: str, default: int) -> int:
+    def count(self, name: str, default: int, *, at_least: int = 1) -> int:
         value = self._value(name)
         if value is None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= at_least:
             return value
-        self._problems.append(f"{PREFIX}{name} is {value!r}; give a whole number above 0")
+        self._problems.append(f"{PREFIX}{name} is {value!r}; give a whole number, {at_least} or more")
         return default
 
     def choice(self, name: str, default: Any, words: tuple[Any, ...]) -> Any:

@@ -11,6 +11,7 @@
     tzbeat.W204   a cursor ahead of the store's clock      tzbeat.W205   the server may evict keys
     tzbeat.W206   the server keeps nothing on disk         tzbeat.W207   broker and store are written differently
     tzbeat.W208   the leader has other entries than this code
+    tzbeat.W210   fewer replicas than tzbeat_wait_replicas
     tzbeat.E301   the store, or the lease's server, does not answer
     tzbeat.W209   beat_scheduler is not ours
     tzbeat.E302   nobody leads                             tzbeat.E303   the leader does not tick
@@ -297,6 +298,7 @@ def _of_the_store(settings: Settings, reading: Reading) -> list[Finding]:
         found += _differing(alive(beats, now=time, within=settings.lease), store, reading)
         found += _ahead(cursors, time, settings)
         found += _of_the_server(settings)
+        found += _replicas(settings)
     except NO_ANSWER as exc:
         if refused := _refusal(exc, settings):
             return [*found, refused]
@@ -392,6 +394,20 @@ def _of_the_server(settings: Settings) -> Iterator[Finding]:
             "W206",
             "the server keeps nothing on disk (no appendonly, no save): after its restart every entry starts from now",
             "set appendonly yes",
+        )
+
+
+def _replicas(settings: Settings) -> Iterator[Finding]:
+    if not settings.wait_replicas:
+        return
+    with closing(make_client(settings.lock, timeout=settings.call_timeout, client_name="tzbeat-check")) as client:
+        connected = int(client.info("replication").get("connected_slaves", 0))
+    if connected < settings.wait_replicas:
+        yield _warning(
+            "W210",
+            f"the lease's server has {connected} replica(s), tzbeat_wait_replicas asks for {settings.wait_replicas}: "
+            "each beat stops leading after a lease without them",
+            "attach the replicas, or lower tzbeat_wait_replicas",
         )
 
 

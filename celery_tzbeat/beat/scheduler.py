@@ -150,6 +150,7 @@ class _Running:
             clock=clock,
             on_change=self.waker.wake,
             max_skew=settings.max_skew,
+            replicas=settings.wait_replicas,
         )
         self._capture = capture
         self._settings = settings

@@ -5,7 +5,7 @@ a fresh one, because it is sent from a signal handler that may have interrupted 
 
 Not promised: that an acknowledged grant outlives a failover to a replica that had not received it. Epochs
 stay monotone then, and the leader that is alive goes on under its own (see `acquire.lua`), unless it is cut
-off with the old master.
+off with the old master: `replicated` (WAIT) lets it see that, and the elector gives way.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class RedisLeases:
         self._connect = connect
         self._lease_ms = lease // timedelta(milliseconds=1)
         self._timeout = lease.total_seconds() / 7  # a call that failed leaves time for others before trust ends
+        self._replicas_ms = self._lease_ms // 14  # the server waits for its replicas so long: the reply comes in time
         keys = Keys(namespace)
         self._leader, self._granted, self._wake = keys("leader"), keys("epoch:granted"), keys("wake")
         self._elector = self._client(self._timeout)
@@ -69,6 +70,10 @@ class RedisLeases:
         if answer == b"RENEWED":
             return Renewed(from_micros(int(now)), step_down=int(detail) == 1)
         return Lost(rest[0].decode(), int(detail), from_micros(int(now)))
+
+    def replicated(self, wanted: int) -> int:
+        # WAIT counts from the last call of its connection; the elector's thread alone uses this client, and has one.
+        return int(_ask(self._elector, lambda client: client.wait(wanted, self._replicas_ms)))
 
     def resign(self, holder: str, epoch: int) -> bool:
         client = self._client(min(self._timeout, RESIGN_TIMEOUT))
@@ -166,11 +171,19 @@ class RedisSubscription:
 
 def _call(client: redis.Redis, script: str, keys: tuple[str, ...], args: tuple[str | int, ...] = ()) -> Any:
     text, sha = _SCRIPTS[script]
-    try:
+
+    def call(client: redis.Redis) -> Any:
         try:
             return client.evalsha(sha, len(keys), *keys, *args)
         except NoScriptError:
             return client.eval(text, len(keys), *keys, *args)
+
+    return _ask(client, call)
+
+
+def _ask(client: redis.Redis, call: Callable[[redis.Redis], Any]) -> Any:
+    try:
+        return call(client)
     except CALL_ERRORS as exc:
         down = unavailable(client, exc)
         raise down or StoreUnreadable(f"the lease's server answered with an error: {exc}") from exc

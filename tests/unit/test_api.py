@@ -489,6 +489,17 @@ def test_check_warns_of_a_server_that_evicts_and_keeps_nothing(empty_server: Loc
     assert ids(TzBeat(an_app(make_server(appendonly=True).url)).check()) == []
 
 
+def test_check_warns_of_fewer_replicas_than_a_leader_asks_for(make_server: Any) -> None:
+    primary = make_server(appendonly=True)
+    app = an_app(primary.url)
+    app.conf.tzbeat_wait_replicas = 1
+    (found,) = TzBeat(app).check()
+    assert found.id == "tzbeat.W210"
+    assert "has 0 replica(s), tzbeat_wait_replicas asks for 1" in found.text
+    make_server(replica_of=primary)
+    assert ids(TzBeat(app).check()) == []
+
+
 def test_check_warns_of_a_store_that_is_written_differently(ground: Ground) -> None:
     ground.app.conf.tzbeat_url = ground.settings.url.replace("127.0.0.1", "localhost")
     assert "tzbeat.W207" in ids(ground.tz.check())
