@@ -20,6 +20,7 @@ from packaging.version import InvalidVersion, Version
 from .errors import InvalidConfiguration, InvalidPolicy
 from .model import Catchup, Policy
 from .store.client import SERVED, SentinelUrl, hide_password, make_client, redis_url
+from .store.cluster import is_cluster
 
 PREFIX = "tzbeat_"
 
@@ -381,7 +382,7 @@ def _default_namespace(app: Celery, problems: list[str]) -> str | None:
 def _bad_url(name: str, url: str) -> str | None:
     """Return what is wrong with the URL of a store, as far as can be seen without connecting."""
     shown = hide_password(url)
-    if not _is_redis(url):
+    if not _is_redis(url) and not is_cluster(url):
         return f"{name} {shown!r}: the scheme {url.partition('://')[0]!r} is not served as a store yet; use {SERVED}"
     if _several(url):
         return f"{name} {shown!r} names several servers; name the one that is to keep the ledger"
@@ -420,6 +421,8 @@ def why_two_servers(app: Celery, settings: Settings) -> str:
         return f"broker_url {shown!r} names several brokers"
     if not _is_redis(write):
         return f"the broker {shown!r} is not a Redis"
+    if is_cluster(url):
+        return "the store is a cluster"
     if read != write:
         return "broker_read_url and broker_write_url differ"
     if database_of(write) != database_of(url):

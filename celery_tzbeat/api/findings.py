@@ -51,6 +51,7 @@ from celery_tzbeat.schedules.plan import start_of
 from celery_tzbeat.schedules.rule import Rule
 from celery_tzbeat.settings import Settings, why_two_servers
 from celery_tzbeat.store.client import CALL_ERRORS, hide_password, make_client, redis_url
+from celery_tzbeat.store.keys import Keys
 from celery_tzbeat.store.protocol import Store
 
 #: Later than this, what is due counts as not sent in time.
@@ -378,8 +379,7 @@ def _ahead(cursors: Mapping[str, Cursor], time: datetime, settings: Settings) ->
 
 
 def _of_the_server(settings: Settings) -> Iterator[Finding]:
-    client: Any = make_client(settings.url, timeout=settings.call_timeout, client_name="tzbeat-check")
-    with closing(client):
+    with closing(_client(settings, settings.url)) as client:
         memory, persistence = client.info("memory"), client.info("persistence")
         saves = _asked(client, "save")
     policy = memory.get("maxmemory_policy", "noeviction")
@@ -400,7 +400,7 @@ def _of_the_server(settings: Settings) -> Iterator[Finding]:
 def _replicas(settings: Settings) -> Iterator[Finding]:
     if not settings.wait_replicas:
         return
-    with closing(make_client(settings.lock, timeout=settings.call_timeout, client_name="tzbeat-check")) as client:
+    with closing(_client(settings, settings.lock)) as client:
         connected = int(client.info("replication").get("connected_slaves", 0))
     if connected < settings.wait_replicas:
         yield _warning(
@@ -458,8 +458,7 @@ def _no_writes(settings: Settings) -> Iterator[Finding]:
     """Ask each server for what makes it refuse writes. Writes nothing; a server that does not tell is passed over."""
     for url in dict.fromkeys((settings.url, settings.lock)):
         try:
-            client: Any = make_client(url, timeout=settings.call_timeout, client_name="tzbeat-health")
-            with closing(client):
+            with closing(_client(settings, url)) as client:
                 info = {key: value for part in _INFO for key, value in client.info(part).items()}
                 guard = _asked(client, "stop-writes-on-bgsave-error")
         except CALL_ERRORS:
@@ -525,6 +524,11 @@ def _last_tick(beat: Presence) -> datetime:
 
 
 # ---- words
+
+
+def _client(settings: Settings, url: str) -> Any:
+    key = Keys(settings.namespace)("epoch")
+    return make_client(url, timeout=settings.call_timeout, client_name="tzbeat-check", key=key)
 
 
 def _leases(settings: Settings) -> RedisLeases:

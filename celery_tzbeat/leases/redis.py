@@ -33,7 +33,7 @@ RESIGN_TIMEOUT = 0.3
 class Connect(Protocol):
     """How a client is made: `store.client.make_client`, or a test's own."""
 
-    def __call__(self, url: str, *, timeout: float, client_name: str = "") -> redis.Redis: ...
+    def __call__(self, url: str, *, timeout: float, client_name: str = "", key: str = "") -> redis.Redis: ...
 
 
 class RedisLeases:
@@ -104,7 +104,7 @@ class RedisLeases:
         return RedisSubscription(
             lambda: self._client(self._timeout),
             self._wake,
-            # Of a client that follows Sentinel: the master that it asked last.
+            # Of a client that follows Sentinel, or a slot of a cluster: the master that it asked last.
             master=lambda: getattr(self._elector.connection_pool, "master_address", None),
         )
 
@@ -113,7 +113,7 @@ class RedisLeases:
         self._operators.close()
 
     def _client(self, timeout: float) -> redis.Redis:
-        return self._connect(self._url, timeout=timeout, client_name="tzbeat-leases")
+        return self._connect(self._url, timeout=timeout, client_name="tzbeat-leases", key=self._leader)
 
 
 class RedisSubscription:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlspli
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     MasterDownError,
     OutOfMemoryError,
@@ -28,32 +29,37 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_tzbeat.errors import InvalidConfiguration, StoreUnavailable
 
+from .cluster import ClusterUrl, OwnersPool, client_of_the_owner, is_cluster
+
 #: What a server says when it cannot serve now, though it answers: all of it means *store down*, nothing is fatal.
 #: redis-py knows some of these words, makes a class of each, and takes it off the text (LOADING is a ConnectionError there).
 _CANNOT_SERVE_ERRORS = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 _CANNOT_SERVE = re.compile(
     r"(?<![A-Z])(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|OOM|MISCONF|TRYAGAIN|BUSY|UNBLOCKED)(?![A-Z])"
 )
+#: What a node of a cluster says that has not got the keys; newer redis-py makes it an AskError, or one of its subclasses.
+_ELSEWHERE = re.compile(r"^(MOVED|ASK) \d")
 
 #: Every error that a call may end with.
 CALL_ERRORS: tuple[type[Exception], ...] = (RedisError, OSError)
 
 #: What is served as a store, in words.
-SERVED = "redis://, rediss://, unix:// or sentinel://"
+SERVED = "redis://, rediss://, unix://, sentinel:// or redis+cluster://"
 
 #: Where a sentinel listens unless its address says otherwise.
 SENTINEL_PORT = 26379
 
 
 def make_client(
-    url: str, *, timeout: float, client_name: str = "", on_connect: Callable[[], None] | None = None
+    url: str, *, timeout: float, client_name: str = "", key: str = "", on_connect: Callable[[], None] | None = None
 ) -> redis.Redis:
     """Return a client that connects at its first call and never retries by itself.
 
-    `timeout` bounds connecting and each reply, in seconds; asking all sentinels together takes no longer than asking one
-    server. Looking up a host's name is not bounded: that is the system's resolver. Values come back as bytes. `on_connect`
-    is called for each new connection to the server, and may raise RedisError to refuse it. Raises InvalidConfiguration for a
-    scheme that is not served, ValueError for a URL that cannot be read.
+    `timeout` bounds connecting and each reply, in seconds; asking all sentinels, or all nodes of a cluster, together takes no
+    longer than asking one server. Looking up a host's name is not bounded: that is the system's resolver. Values come back
+    as bytes. `key` is any of the keys that it will be asked for: of a cluster the node that serves their slot answers.
+    `on_connect` is called for each new connection to the server, and may raise RedisError to refuse it. Raises
+    InvalidConfiguration for a scheme that is not served, ValueError for a URL that cannot be read.
     """
     address = redis_url(url)
     options: dict[str, Any] = {
@@ -67,6 +73,8 @@ def make_client(
     if not address.startswith("unix"):  # refused by redis-py for a socket file
         options["socket_keepalive"] = True
     greeting = {"redis_connect_func": _greeting(on_connect)} if on_connect is not None else {}
+    if is_cluster(address):
+        return client_of_the_owner(ClusterUrl.read(address), key, options, greeting)
     if address.startswith("sentinel"):
         return _client_of_the_master(SentinelUrl.read(address), options, greeting)
     return redis.Redis.from_url(address, **options, **greeting)
@@ -200,11 +208,13 @@ def _client_of_the_master(url: SentinelUrl, options: dict[str, Any], greeting: d
 
 
 def redis_url(url: str) -> str:
-    """Return `url` in redis-py's spelling; sentinel:// as `SentinelUrl` writes it.
+    """Return `url` in redis-py's spelling; sentinel:// as `SentinelUrl` writes it, that of a cluster as it is.
 
     kombu writes a socket as ``redis+socket:///path?virtual_host=0``, and ``ssl_cert_reqs=CERT_REQUIRED``.
     """
     scheme = url.partition("://")[0]
+    if is_cluster(url):
+        return url
     if scheme in ("redis", "rediss", "unix"):
         return re.sub(r"(?<=[?&]ssl_cert_reqs=)CERT_(\w+)", lambda found: found[1].lower(), url)
     if scheme == "redis+socket":
@@ -234,8 +244,12 @@ def unavailable(client: redis.Redis, exc: Exception) -> StoreUnavailable | None:
 
     Drops the client's connections: a demoted master keeps its connections open, and a reply may still be on its way.
     """
-    not_now = isinstance(exc, _CANNOT_SERVE_ERRORS) or cannot_serve(str(exc))
+    elsewhere = isinstance(exc, AskError) or _ELSEWHERE.match(str(exc)) is not None
+    not_now = elsewhere or isinstance(exc, _CANNOT_SERVE_ERRORS) or cannot_serve(str(exc))
     if isinstance(exc, ResponseError) and not not_now:
         return None
     client.connection_pool.disconnect()
-    return StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}")
+    hint = ""
+    if elsewhere and not isinstance(client.connection_pool, OwnersPool):
+        hint = "; it is a node of a cluster: name it as redis+cluster://"
+    return StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}{hint}")

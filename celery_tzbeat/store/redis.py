@@ -70,6 +70,7 @@ class RedisStore:
             url,
             timeout=timeout,
             client_name="tzbeat-store",
+            key=self.keys("epoch"),
             on_connect=self._refuse_silent_reconnection if tells_reconnection else None,
         )
         self._connected = False  # as far as the last call told
