@@ -8,7 +8,8 @@ Failure table (lines 2, 9, 10, 11 of the state table; each row leaves at most a 
     published, reply lost               this leader, 1..60 s later             two copies, one task id
     published, not confirmed, dies      next leader sends the stored payload   two copies, one task id
     confirmed, reply lost               DECIDED: it is settled                 one message
-    returned or refused by the broker   this leader; the 5th time: dead        none
+    returned or refused by the broker   this leader, 1..60 s later; five       none
+                                        times and for a minute: dead
     dead, reply lost                    DECIDED: it is not sent again          none
     frozen while publishing, woken      next leader has sent it; a late copy   two copies, one task id
     the store is wiped                  this leader publishes, confirms none   one message
@@ -39,8 +40,10 @@ from .publisher import Fate, Publisher
 
 logger = logging.getLogger(__name__)
 
-#: How often a broker may return or refuse a message before the occurrence is a dead letter.
+#: So often, and for so many seconds since the first time, a broker must have returned or refused a message before the
+#: occurrence is a dead letter: what a queue that is missing for a while refuses arrives when it is back.
 REFUSALS = 5
+REFUSED_FOR = 60.0
 
 
 class Outdated(Exception):
@@ -55,6 +58,8 @@ class _Owed:
     wait: float = 0.0  # seconds from then on
     put_offs: int = 0
     refusals: int = 0
+    refused_since: Reading | None = None
+    given_up: bool = False  # refused often and long enough
     words: str = ""  # the last refusal
 
     def waits(self, now: Reading) -> float:
@@ -155,7 +160,7 @@ class Claims:
 
     def _send(self, owed: _Owed) -> StoreUnavailable | None:
         """Send one message, or put it off. Return why the broker's answer is not known, where it is not."""
-        if owed.refusals >= REFUSALS:  # it could not be buried then
+        if owed.given_up:  # it could not be buried then
             self._bury(owed)
             return None
         try:
@@ -187,21 +192,25 @@ class Claims:
 
     def _refused(self, owed: _Owed, words: str) -> None:
         occurrence = owed.claimed.occurrence
+        now = self._clock.reading()
         owed.refusals += 1
+        owed.refused_since = owed.refused_since or now
         owed.words = words
         logger.error(
-            "entry %r: the broker did not take the message of %s (%d of %d): %s",
+            "entry %r: the broker did not take the message of %s (time %d, given up after %d and %g s): %s",
             occurrence.entry,
             iso(occurrence.nominal),
             owed.refusals,
             REFUSALS,
+            REFUSED_FOR,
             words,
             extra={"action": "publish_refused", "key": occurrence.key},
         )
-        if owed.refusals < REFUSALS:
-            self._put_off(owed)
-        else:
+        if owed.refusals >= REFUSALS and now.advance_since(owed.refused_since) >= REFUSED_FOR:
+            owed.given_up = True
             self._bury(owed)
+        else:
+            self._put_off(owed)
 
     def _bury(self, owed: _Owed) -> None:
         """Line 10: what the broker does not take becomes a dead letter, with its message."""

@@ -25,6 +25,9 @@ UTC = timezone.utc
 SECOND = timedelta(seconds=1)
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
+#: When a message that is always refused is tried, in seconds; at the last time it is given up.
+TRIED = [0, 1, 3, 7, 15, 31, 63]
+
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -302,11 +305,11 @@ def test_what_waits_is_told_by_entry() -> None:
 # ---- the broker says no
 
 
-def test_what_is_refused_five_times_is_a_dead_letter_with_its_message() -> None:
+def test_what_is_refused_five_times_and_for_a_minute_is_a_dead_letter_with_its_message() -> None:
     office = Office()
     office.broker.always = "refuse"
     office.claim("a")
-    assert attempts(office, "a", seconds=60) == [0, 1, 3, 7, 15]
+    assert attempts(office, "a", seconds=300) == TRIED
     assert office.dead == [(key("a"), "unroutable")]
     assert (office.open, office.sent) == ([], [])
     letter = json.loads(office.store.dead_letters()[key("a")])
@@ -318,16 +321,26 @@ def test_what_is_refused_five_times_is_a_dead_letter_with_its_message() -> None:
         "nominal": "2026-11-30T12:00:00Z",
         "reason": "unroutable",
         "error": "returned as unroutable",
-        "at": "2026-11-30T12:00:15Z",
+        "at": "2026-11-30T12:01:03Z",
     }
     assert office.events("dead", "sent") == [("dead", "a")]
 
 
-def test_what_is_taken_at_the_fifth_attempt_is_sent() -> None:
-    office = Office(*["refuse"] * (REFUSALS - 1))
+def test_what_is_taken_at_the_last_attempt_is_sent() -> None:
+    office = Office(*["refuse"] * (len(TRIED) - 1))
     office.claim("a")
-    attempts(office, "a", seconds=15)
+    attempts(office, "a", seconds=TRIED[-1])
     assert (office.sent, office.dead) == ([key("a")], [])
+
+
+def test_a_minute_of_refusals_that_were_few_is_no_dead_letter_yet() -> None:
+    office = Office(*["refuse"] * (REFUSALS - 1), "take")
+    office.claim("a")
+    for _ in range(REFUSALS - 1):
+        assert office.work(after=60)
+    assert (office.open, office.dead) == (["a"], [])
+    assert office.work(after=60)
+    assert office.sent == [key("a")]
 
 
 def test_a_refusal_holds_up_no_other_message() -> None:
@@ -347,10 +360,10 @@ def test_a_broken_wire_is_no_refusal() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_could_not_be_buried_is_buried_later_and_never_sent_again(when: str) -> None:
-    office = Office(*["refuse"] * REFUSALS)  # and then the broker would take it
+    office = Office(*["refuse"] * len(TRIED))  # and then the broker would take it
     office.claim("a")
     office.network.fail(when, "settle")
-    attempts(office, "a", seconds=14)
+    attempts(office, "a", seconds=TRIED[-1] - 1)
     with pytest.raises(StoreUnavailable):
         office.work(after=1)
     assert office.work(after=0.25)
@@ -363,7 +376,7 @@ def test_a_message_that_cannot_be_read_is_a_dead_letter_and_no_crash() -> None:
     office = Office()
     office.claim("a", payload=b'{"v": 99}')
     office.claim("b")
-    attempts(office, "a", seconds=20)
+    attempts(office, "a", seconds=TRIED[-1])
     assert office.sent == [key("b")]
     letter = json.loads(office.store.dead_letters()[key("a")])
     assert "cannot be read" in letter["error"]
@@ -400,9 +413,9 @@ def test_a_replaced_leader_learns_it_at_the_confirmation_and_settles_nothing() -
 
 
 def test_a_replaced_leader_buries_nothing() -> None:
-    office = Office(*["refuse"] * REFUSALS)
+    office = Office(*["refuse"] * len(TRIED))
     office.claim("a")
-    attempts(office, "a", seconds=14)
+    attempts(office, "a", seconds=TRIED[-1] - 1)
     office.store.take_office(2)
     with pytest.raises(Outdated):
         office.work(after=1)
