@@ -95,6 +95,11 @@ class Scheduler(celery.beat.Scheduler):
     def should_sync(self) -> bool:
         return False
 
+    @property
+    def closed(self) -> bool:
+        """Whether this beat was told to end."""
+        return self._closed
+
     def close(self) -> None:
         """Give the lease back, within a second; idempotent. What is in flight is fenced, or already recorded."""
         self._closed = True
@@ -136,7 +141,8 @@ class _Running:
         self._two_servers = why_two_servers(app, settings)
         self._queues = queues_of(app, entries.entries.values())
         capturing, recorded = (
-            Builder(app, outlet, settings.namespace, scheduler.apply_entry) for outlet in (capture, recording)
+            Builder(app, outlet, settings.namespace, scheduler.apply_entry, ending=lambda: scheduler.closed)
+            for outlet in (capture, recording)
         )
         scheduler.send_with(capturing, recorded)
         self._app = app
