@@ -24,9 +24,7 @@ from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispat
 from .capture import Capture
 from .claims import Claims
 from .dispatch import Builder, BuildFailed, Message
-from .envelope import COUNTED, Envelope, Parcel
-
-EXPIRES, ETA = COUNTED
+from .envelope import ETA, EXPIRES, Envelope, Parcel
 
 #: What the probe says: it chooses the path where the URLs do not.
 ONE_SERVER = "what the store's connection pushes arrives through the broker's"
