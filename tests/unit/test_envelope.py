@@ -217,6 +217,11 @@ def test_what_is_sent_from_the_recording_is_what_would_have_been_sent(channel: A
     assert first.decode() == second.decode() if options.get("serializer") != "pickle" else first.body == second.body
 
 
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_an_exchange_of_one_test_is_none_of_the_next_ones(channel: Any, kind: str) -> None:
+    Exchange("news", type=kind)(channel).declare()
+
+
 def test_what_is_changed_after_it_was_recorded_does_not_change_the_record(channel: Any) -> None:
     recording, headers = RecordingChannel(channel), {"x": 1}
     Producer(recording, auto_declare=False).publish("x", exchange="", routing_key="q", headers=headers)
