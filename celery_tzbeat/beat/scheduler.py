@@ -203,12 +203,14 @@ class _Running:
         """Return the path by which a term is to send. Raises StoreUnavailable where the probe gets no answer.
 
         Asked after each failed call. Where another process or master answers since, which may lack what was written last, the
-        path is a new one: that makes a leader begin anew from the ledger, and what was lost there is sent (again).
+        path is a new one: that makes a leader begin anew from the ledger, and what was lost there is sent (again). A store
+        that has lost everything is another matter: its leader writes it back.
         """
         lineage = self._store.lineage()
         if lineage and lineage != self._lineage:
             self._lineage = lineage
-            self._begin_paths()
+            if not self._store.is_empty():
+                self._begin_paths()
         why = self._two_servers or same_server_probe(self._capture, self._store.probe, uuid.uuid4().hex, self._queues)
         self._by_claims.why = why
         path: Path = self._by_claims if why else self._same_server

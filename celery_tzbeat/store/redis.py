@@ -307,15 +307,17 @@ class RedisStore:
     def lineage(self) -> str:
         """Return what is another text when the store may have lost its last writes: another process or master answers.
 
-        Empty where the server does not tell, or the store has lost everything (`View.fresh`).
+        Empty where the server does not tell.
         """
-        if not self._ask(lambda c: c.exists(self.keys("schema"))):
-            return ""
         try:
             server, replication = (self._ask(lambda c, part=part: c.info(part)) for part in ("server", "replication"))
         except StoreUnreadable:  # the user may not ask
             return ""
         return f"{server.get('run_id')} {replication.get('master_replid')}"
+
+    def is_empty(self) -> bool:
+        """Return whether the store is new, or has lost everything (`View.fresh`)."""
+        return not self._ask(lambda c: c.exists(self.keys("schema")))
 
     # ---- reading, for operators
 
