@@ -92,6 +92,7 @@ class Claims:
         self._tell_dead = dead
         self._owed: dict[str, _Owed] = {}
         self._published: deque[Claimed] = deque()  # and not confirmed: never more than BATCH
+        self._left_open: deque[OpenOccurrence] = deque()  # in the ledger, and not looked at yet
         #: Whether the broker did not answer when it was asked last.
         self.cut_off = False
 
@@ -102,23 +103,36 @@ class Claims:
         """Owe the message of an occurrence that this term has claimed."""
         self._owed[claimed.occurrence.key] = _Owed(claimed, payload, self._clock.reading())
 
-    def take_over(self) -> None:
-        """Owe everything that stands open in the ledger: earlier leaders' claims, and own ones whose reply was lost."""
+    def take_over(self, *, seconds: float) -> bool:
+        """Owe what stands open in the ledger: earlier leaders' claims, and own ones whose reply was lost.
+
+        For about `seconds`, at least one; return whether that was all. Call it again where it was not, or was not answered.
+        """
+        began = self._clock.reading()
+        # Asked for anew after a call that was not answered: what that took over is this epoch's, and not owed here yet.
+        left, self._left_open = self._left_open or deque(self._store.open_occurrences()), deque()
         known = {*self._owed, *(item.occurrence.key for item in self._published)}
-        for found in self._store.open_occurrences():
-            if found.state != "claimed" or found.occurrence.key in known:
-                continue
-            taken: OpenOccurrence | None = found
-            if found.epoch != self._epoch:
-                taken = self._store.reclaim(found.occurrence, epoch=self._epoch)
-                self._progress()
-            if taken is not None:
-                logger.warning(
-                    "the claim of %s was left open: its message is sent again under its task id",
-                    found.occurrence.key,
-                    extra={"action": "claim_taken_over", "key": found.occurrence.key},
-                )
-                self.add(Claimed(taken.occurrence, taken.bucket), taken.payload)
+        while left:
+            found = left.popleft()
+            if found.state == "claimed" and found.occurrence.key not in known:
+                self._take(found)
+            if left and self._clock.reading().advance_since(began) >= seconds:
+                self._left_open = left
+                return False
+        return True
+
+    def _take(self, found: OpenOccurrence) -> None:
+        taken: OpenOccurrence | None = found
+        if found.epoch != self._epoch:
+            taken = self._store.reclaim(found.occurrence, epoch=self._epoch)
+            self._progress()
+        if taken is not None:
+            logger.warning(
+                "the claim of %s was left open: its message is sent again under its task id",
+                found.occurrence.key,
+                extra={"action": "claim_taken_over", "key": found.occurrence.key},
+            )
+            self.add(Claimed(taken.occurrence, taken.bucket), taken.payload)
 
     def work(self, *, seconds: float) -> bool:
         """Confirm what was sent, and send what is owed, for about `seconds`. Return whether all that could be sent is.
@@ -219,6 +233,7 @@ class Claims:
             "v": 1,
             "key": occurrence.key,
             "entry": occurrence.entry,
+            "task": _task_of(owed.payload),
             "nominal": iso(occurrence.nominal),
             "reason": "unroutable",
             "error": owed.words,
@@ -246,3 +261,11 @@ class Claims:
         if verdict is Verdict.STALE:
             raise Outdated
         # WIPED: there is no claim left to settle; the message was sent, which is what counts
+
+
+def _task_of(payload: bytes) -> str:
+    """Return the task's name as the message says it; empty where it cannot be read."""
+    try:
+        return str(Parcel.from_bytes(payload).envelopes[0].headers.get("task", ""))
+    except Exception:  # whatever its parts raise
+        return ""

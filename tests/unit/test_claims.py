@@ -43,6 +43,7 @@ class Network:
         self.batches: list[int] = []
         self.fails: dict[tuple[str, str], int] = {}
         self.before: dict[str, Callable[[], object]] = {}
+        self.before_each: dict[str, Callable[[], object]] = {}
 
     def fail(self, when: str, name: str, times: int = 1) -> None:
         self.fails[when, name] = times
@@ -56,6 +57,7 @@ class Network:
                 self.batches.append(len(args[0]))
             self._maybe_fail("before", name)
             self.before.pop(name, lambda: None)()
+            self.before_each.get(name, lambda: None)()
             answer = method(*args, **kwargs)
             self._maybe_fail("after", name)
             return answer
@@ -121,7 +123,7 @@ class Office:
     def successor(self, *script: Does) -> Office:
         """Return the next leader: in office, and it has looked at what stands open."""
         office = Office(*script, epoch=self.epoch + 1, clock=self.clock, store=self.store, broker=self.broker)
-        office.claims.take_over()
+        office.claims.take_over(seconds=10)
         return office
 
     @property
@@ -134,7 +136,8 @@ class Office:
 
 def parcel(name: str, messages: int, now: datetime) -> bytes:
     bodies = [name.encode()] if messages == 1 else [f"{name} {i}".encode() for i in range(messages)]
-    return Parcel(tuple(Envelope(body, None, None, {}, {}, None, "", "q") for body in bodies), now, ()).to_bytes()
+    headers = {"task": f"proj.{name}"}
+    return Parcel(tuple(Envelope(body, None, None, headers, {}, None, "", "q") for body in bodies), now, ()).to_bytes()
 
 
 def key(name: str) -> str:
@@ -318,6 +321,7 @@ def test_what_is_refused_five_times_and_for_a_minute_is_a_dead_letter_with_its_m
         "v": 1,
         "key": key("a"),
         "entry": "a",
+        "task": "proj.a",
         "nominal": "2026-11-30T12:00:00Z",
         "reason": "unroutable",
         "error": "returned as unroutable",
@@ -380,7 +384,25 @@ def test_a_message_that_cannot_be_read_is_a_dead_letter_and_no_crash() -> None:
     assert office.sent == [key("b")]
     letter = json.loads(office.store.dead_letters()[key("a")])
     assert "cannot be read" in letter["error"]
+    assert letter["task"] == ""
     assert base64.b64decode(letter["message"]) == b'{"v": 99}'
+
+
+# ---- taking over
+
+
+def test_taking_over_ends_when_its_time_is_over_and_goes_on_where_it_was() -> None:
+    office = Office()
+    office.claim(*(f"e{i}" for i in range(25)))
+    heir = Office(epoch=2, clock=office.clock, store=office.store, broker=office.broker)
+    heir.network.before_each["reclaim"] = lambda: heir.clock.advance(0.1)
+    taken = []
+    while not heir.claims.take_over(seconds=0.95):
+        taken.append(len(heir.claims))
+    assert (taken, len(heir.claims)) == ([10, 20], 25)
+    assert heir.network.calls.count("open_occurrences") == 1
+    assert heir.work()
+    assert heir.broker.bodies == [f"e{i}" for i in range(25)]
 
 
 # ---- confirm
@@ -481,7 +503,7 @@ def test_a_leader_takes_over_its_own_claim_whose_reply_was_lost() -> None:
     office.network.fail("after", "claim")
     with pytest.raises(StoreUnavailable):
         office.network.claim([claim], epoch=1)
-    office.claims.take_over()
+    office.claims.take_over(seconds=10)
     assert "reclaim" not in office.network.calls
     assert office.work()
     assert office.sent == [key("a")]
@@ -496,9 +518,9 @@ def test_taking_over_goes_on_after_a_lost_call_and_owes_each_once(when: str, nam
     second = Office(epoch=2, clock=first.clock, store=first.store, broker=first.broker)
     second.network.fail(when, name)
     with pytest.raises(StoreUnavailable):
-        second.claims.take_over()
-    second.claims.take_over()
-    second.claims.take_over()
+        second.claims.take_over(seconds=10)
+    second.claims.take_over(seconds=10)
+    second.claims.take_over(seconds=10)
     assert second.work()
     assert second.broker.bodies == ["a", "b"]
     assert sorted(second.sent) == [key("a"), key("b")]
@@ -510,7 +532,7 @@ def test_what_is_published_and_not_confirmed_is_not_taken_over_again() -> None:
     office.network.fail("before", "confirm")
     with pytest.raises(StoreUnavailable):
         office.work()
-    office.claims.take_over()
+    office.claims.take_over(seconds=10)
     assert office.work()
     assert office.broker.bodies == ["a"]
 
@@ -520,7 +542,7 @@ def test_a_replaced_leader_takes_nothing_over() -> None:
     first.claim("a")
     second = Office(epoch=2, clock=first.clock, store=first.store, broker=first.broker)
     first.store.take_office(3)
-    second.claims.take_over()
+    second.claims.take_over(seconds=10)
     assert len(second.claims) == 0
     assert first.events("reclaimed") == []
 
