@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .api import TzBeat
     from .beat.scheduler import Scheduler
     from .errors import (
+        BrokerUnavailable,
         EntryNotFound,
         InvalidConfiguration,
         InvalidEntry,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "TzBeat": "api",
     "Scheduler": "beat.scheduler",
+    "BrokerUnavailable": "errors",
     "EntryNotFound": "errors",
     "InvalidConfiguration": "errors",
     "InvalidEntry": "errors",
@@ -58,6 +60,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BrokerUnavailable",
     "EntryNotFound",
     "InvalidConfiguration",
     "InvalidEntry",

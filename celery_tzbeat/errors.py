@@ -7,6 +7,7 @@
     ├── InvalidConfiguration (ValueError)   every problem of settings and entries, at once
     ├── EntryNotFound        (LookupError)  no entry has this name
     ├── StoreUnavailable                    the store did not answer, or answered that it cannot serve now
+    │   └── BrokerUnavailable               the broker did not, or said so
     └── StoreUnreadable                     the store holds what this release must not touch
 
 Races are not errors: a claim that somebody else won is a value (`celery_tzbeat.store.Verdict`).
@@ -64,6 +65,10 @@ class EntryNotFound(TzBeatError, LookupError):
 
 class StoreUnavailable(TzBeatError):
     """The store did not answer in time, or said that it cannot serve now. What was asked may or may not have happened."""
+
+
+class BrokerUnavailable(StoreUnavailable):
+    """The broker did not answer in time: whether it has the message is not known. A beat waits as for the store."""
 
 
 class StoreUnreadable(TzBeatError):

@@ -93,8 +93,8 @@ class Claims:
         self._owed: dict[str, _Owed] = {}
         self._published: deque[Claimed] = deque()  # and not confirmed: never more than BATCH
         self._left_open: deque[OpenOccurrence] = deque()  # in the ledger, and not looked at yet
-        #: Whether the broker did not answer when it was asked last.
-        self.cut_off = False
+        #: Whether the broker answered when it was asked last; None: it was not asked yet.
+        self.broker_answers: bool | None = None
 
     def __len__(self) -> int:
         return len(self._owed) + len(self._published)
@@ -157,6 +157,11 @@ class Claims:
             raise failure
         return not due
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether the broker did not answer when it was asked last."""
+        return self.broker_answers is False
+
     def waits(self) -> Mapping[str, float]:
         """Return the entries of which something is owed, with the seconds until it is tried again."""
         now = self._clock.reading()
@@ -186,12 +191,12 @@ class Claims:
             try:
                 fate, words = self._publisher.publish(envelope)
             except StoreUnavailable as failure:
-                self.cut_off = True
+                self.broker_answers = False
                 self._put_off(owed)
                 return failure
             finally:
                 self._progress()
-            self.cut_off = False
+            self.broker_answers = True
             if fate is Fate.NOT_SENT:
                 self._refused(owed, words)
                 return None

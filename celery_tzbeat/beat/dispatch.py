@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from celery import Celery
 from celery.beat import ScheduleEntry
 
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import BrokerUnavailable
 from celery_tzbeat.model import Entry, Occurrence, iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Command
@@ -90,7 +90,7 @@ class Builder:
         self._failure = failure
 
     def build(self, entry: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
-        """Return the message. Raises BuildFailed (the entry's fault) or StoreUnavailable (the broker does not answer)."""
+        """Return the message. Raises BuildFailed (the entry's fault) or BrokerUnavailable."""
         bucket = Bucket.of(occurrence.nominal, entry.schedule.shortest_gap)
         failure: BaseException | None
         try:
@@ -108,7 +108,7 @@ class Builder:
         if failure is None:
             return Message(parts, bucket)
         if not self._outlet.broker_answers():
-            raise StoreUnavailable(f"the broker does not answer: {failure}") from failure
+            raise BrokerUnavailable(f"the broker does not answer: {failure}") from failure
         raise BuildFailed(f"{type(failure).__name__}: {failure}") from failure
 
     def _celery_entry(self, entry: Entry, occurrence: Occurrence, bucket: Bucket, epoch: int) -> ScheduleEntry:

@@ -14,7 +14,7 @@ from typing import Any
 from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, NotFound, RecoverableChannelError
 from celery import Celery
 
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import BrokerUnavailable
 
 from .envelope import Envelope, bounded_connection, drop
 
@@ -42,7 +42,7 @@ class Publisher:
         self._homeless = False  # the last envelope was returned, or its exchange does not exist
 
     def publish(self, envelope: Envelope) -> tuple[Fate, str]:
-        """Send one envelope. Return its fate and the broker's words. Raises StoreUnavailable where it is unknown.
+        """Send one envelope. Return its fate and the broker's words. Raises BrokerUnavailable where it is unknown.
 
         Where there was no queue for it and Celery knows one, that is declared, and the envelope sent once more: the first
         was not sent for certain.
@@ -79,7 +79,7 @@ class Publisher:
             if connected and _is_refusal(exc):
                 self._homeless = isinstance(exc, NotFound)
                 return Fate.NOT_SENT, f"{type(exc).__name__}: {exc}"
-            raise StoreUnavailable(f"the broker does not answer: {type(exc).__name__}: {exc}") from exc
+            raise BrokerUnavailable(f"the broker does not answer: {type(exc).__name__}: {exc}") from exc
         if self._homeless:
             place = f"exchange {envelope.exchange!r}, routing key {envelope.routing_key!r}"
             return Fate.NOT_SENT, f"returned as unroutable: {place}"

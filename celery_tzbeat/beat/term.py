@@ -158,6 +158,11 @@ class Term:
         """Whether messages are claimed that cannot be sent, since the broker does not answer."""
         return self._claims.cut_off
 
+    @property
+    def broker_answers(self) -> bool:
+        """Whether the broker took, or refused, the last message that was published to it."""
+        return self._claims.broker_answers is True
+
     def work(self) -> float:
         """Record and send what is due, for at most PUBLISHING seconds. Return how long nothing will be due, in seconds.
 
