@@ -9,6 +9,7 @@
     ├── StoreUnavailable                    the store did not answer, or answered that it cannot serve now
     │   └── BrokerUnavailable               the broker did not, or said so
     └── StoreUnreadable                     the store holds what this release must not touch
+        └── StoreDamaged                    a key has another type than it must have
 
 Races are not errors: a claim that somebody else won is a value (`celery_tzbeat.store.Verdict`).
 """
@@ -73,3 +74,7 @@ class BrokerUnavailable(StoreUnavailable):
 
 class StoreUnreadable(TzBeatError):
     """The store answers, but holds what this release cannot or must not touch: a newer schema, a key of another type."""
+
+
+class StoreDamaged(StoreUnreadable):
+    """A key of the namespace has another Redis type than it must have: no beat can go on until an operator mends it."""

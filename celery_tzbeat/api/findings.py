@@ -2,7 +2,7 @@
 
     tzbeat.E001   a setting                                tzbeat.E002   an entry
     tzbeat.E003   the app's modules cannot be imported     tzbeat.E004   the store, or the lease's server, refuses us
-    tzbeat.E005   a database that is none
+    tzbeat.E005   a database that is none                  tzbeat.E006   a key of another type in the store
     tzbeat.W101   a schedule's author may not have meant it
     tzbeat.W102   no zone given: the app's is used         tzbeat.W103   a task that this process does not know
     tzbeat.W104   an entry is left out (tzbeat_strict = False)
@@ -294,6 +294,8 @@ def _of_the_store(settings: Settings, reading: Reading) -> list[Finding]:
         return found
     try:
         with closing(open_store(settings)) as store, closing(_leases(settings)) as leases:
+            if damage := store.damage():
+                return [*found, _error("E006", damage, "until then no beat sends anything")]
             time, beats, cursors = store.time(), store.beats(), store.cursors()
             leases.leader()
         found += _differing(alive(beats, now=time, within=settings.lease), store, reading)

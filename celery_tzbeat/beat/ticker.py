@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from celery_tzbeat.clock import Clock, Reading
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.errors import StoreDamaged, StoreUnavailable, StoreUnreadable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Presence
 from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Store, Verdict, needs_newer
@@ -153,7 +153,9 @@ class Ticker:
         helpless = self._helpless_since is not None and now.advance_since(self._helpless_since) >= self._lease
         if self._cut_off and not self._has_standby:
             helpless = False  # the store would hand the lease back to this beat, a lease later
-        if helpless or isinstance(exc, StoreUnreadable):
+        if isinstance(exc, StoreDamaged):
+            self._helpless_since = None  # each beat would find the same, and pass the lease on
+        elif helpless or isinstance(exc, StoreUnreadable):
             # Another beat may fare better: one of another release, or one whose way to the store or broker is not cut.
             self._abstention, self._abstains_since = self._hindrance, now
             self._elector.permit(self._hindrance)

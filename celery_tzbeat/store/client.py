@@ -7,7 +7,8 @@ worse than one that fails. Ours asks once, within a bound; whoever called decide
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
@@ -27,9 +28,10 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from celery_tzbeat.errors import InvalidConfiguration, StoreUnavailable
+from celery_tzbeat.errors import InvalidConfiguration, StoreDamaged, StoreUnavailable, StoreUnreadable
 
 from .cluster import ClusterUrl, OwnersPool, client_of_the_owner, is_cluster
+from .keys import Keys
 
 #: What a server says when it cannot serve now, though it answers: all of it means *store down*, nothing is fatal.
 #: redis-py knows some of these words, makes a class of each, and takes it off the text (LOADING is a ConnectionError there).
@@ -253,3 +255,34 @@ def unavailable(client: redis.Redis, exc: Exception) -> StoreUnavailable | None:
     if elsewhere and not isinstance(client.connection_pool, OwnersPool):
         hint = "; it is a node of a cluster: name it as redis+cluster://"
     return StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}{hint}")
+
+
+def unreadable(
+    client: redis.Redis, exc: Exception, keys: Keys, named: Iterable[object] = (), *, whose: str = "the store"
+) -> StoreUnreadable:
+    """Return what to raise for an error that is not about availability; it says which key is damaged, where one is.
+
+    `named` are the keys of the call; those that `keys` has once are looked at in any case.
+    """
+    if "WRONGTYPE" in str(exc):
+        with suppress(*CALL_ERRORS):
+            if found := damage(client, keys, named):
+                return StoreDamaged(found)
+    return StoreUnreadable(f"{whose} answered with an error: {exc}")
+
+
+def damage(client: redis.Redis, keys: Keys, named: Iterable[object] = ()) -> str:
+    """Return which keys have another type than they must have, and what to do; empty where all are right."""
+    wanted = {key: keys.type_of(key) for key in (*keys.fixed(), *(key for key in named if isinstance(key, str)))}
+    checked = [key for key, type_ in wanted.items() if type_]
+    with client.pipeline(transaction=False) as pipe:
+        for key in checked:
+            pipe.type(key)
+        found = [answer.decode() for answer in pipe.execute()]
+    wrong = [
+        f"the key {key!r} is a {type_} and must be a {wanted[key]} (WRONGTYPE): somebody else has written it; "
+        f"rename it (RENAME) to keep it, or delete it"
+        for key, type_ in zip(checked, found, strict=True)
+        if type_ not in ("none", wanted[key])
+    ]
+    return "; ".join(wrong)

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError, NoScriptError
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import MICROSECOND, AuditRecord, Cursor, Occurrence, Presence, Unrun, from_micros, micros
 
-from .client import CALL_ERRORS, cannot_serve, make_client, unavailable
+from .client import CALL_ERRORS, cannot_serve, damage, make_client, unavailable, unreadable
 from .keys import Bucket, Keys
 from .protocol import (
     BATCH,
@@ -237,7 +237,8 @@ class RedisStore:
         keys = [key.decode() for key in self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))]
         records: list[dict[bytes, bytes]] = []
         for start in range(0, len(keys), BATCH):
-            records += self._ask(lambda c, part=keys[start : start + BATCH]: self._records(c, part))
+            part = [self.keys.occurrence(key) for key in keys[start : start + BATCH]]
+            records += self._ask(lambda c, part=part: self._records(c, part), part)
         found = []
         for record in records:
             if record:  # it may have been settled since the list was read
@@ -257,7 +258,7 @@ class RedisStore:
     def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
         with client.pipeline(transaction=False) as pipe:
             for key in keys:
-                pipe.hgetall(self.keys.occurrence(key))
+                pipe.hgetall(key)
             return list(pipe.execute())
 
     # ---- any beat
@@ -298,7 +299,8 @@ class RedisStore:
             self._ask(tell)
 
     def entries_of(self, fingerprint: str) -> Mapping[str, str]:
-        found = self._ask(lambda c: c.hgetall(self.keys.entries_of(fingerprint)))
+        key = self.keys.entries_of(fingerprint)
+        found = self._ask(lambda c: c.hgetall(key), [key])
         return {name.decode(): value.decode() for name, value in found.items()}
 
     def probe(self, command: Command) -> None:
@@ -314,6 +316,14 @@ class RedisStore:
         except StoreUnreadable:  # the user may not ask
             return ""
         return f"{server.get('run_id')} {replication.get('master_replid')}"
+
+    def damage(self) -> str:
+        """Return which of the keys that a namespace has once have another type, and what to do; empty where none has."""
+        try:
+            found: str = self._ask(lambda c: damage(c, self.keys))
+        except StoreUnreadable:  # the user may not ask
+            return ""
+        return found
 
     def is_empty(self) -> bool:
         """Return whether the store is new, or has lost everything (`View.fresh`)."""
@@ -393,15 +403,15 @@ class RedisStore:
             except NoScriptError:
                 return client.eval(text, len(keys), *keys, *args)
 
-        return self._ask(call)
+        return self._ask(call, keys)
 
-    def _ask(self, call: Any) -> Any:
+    def _ask(self, call: Any, keys: Sequence[Word] = ()) -> Any:
         try:
             answer = call(self._client)
         except CALL_ERRORS as exc:
             down = unavailable(self._client, exc)
             self._connected = down is None
-            raise down or StoreUnreadable(f"the store answered with an error: {exc}") from exc
+            raise down or unreadable(self._client, exc, self.keys, keys) from exc
         self._connected = True
         return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import redis
 
 from celery_tzbeat.clock import SystemClock
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import StoreDamaged, StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.leases.protocol import Free, Granted, Held, LeaseProvider, Lost, Renewed
 from celery_tzbeat.leases.redis import RedisLeases
@@ -547,6 +548,13 @@ def test_an_elector_survives_a_restart_of_its_server(on_redis: RedisServer) -> N
     assert after.epoch > before.epoch  # the server came back empty: another might have led meanwhile
     alone.stop()
     leases.close()
+
+
+@pytest.mark.parametrize("key", [LEADER, GRANTED])
+def test_a_key_of_another_type_is_named_with_what_to_do(on_redis: RedisServer, key: str) -> None:
+    on_redis.client.lpush(key, "somebody else's")
+    with pytest.raises(StoreDamaged, match=re.escape(f"the key {key!r} is a list and must be a")):
+        on_redis.leases.acquire("a", floor=0)
 
 
 # Replicas.

@@ -17,7 +17,7 @@ from celery_tzbeat.beat.envelope import Envelope
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.term import Events
 from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
-from celery_tzbeat.errors import BrokerUnavailable, StoreUnavailable
+from celery_tzbeat.errors import BrokerUnavailable, StoreDamaged, StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Presence
 from celery_tzbeat.schedules import every
@@ -472,6 +472,27 @@ def test_a_leader_that_is_helpless_for_a_lease_leaves_leading_to_another() -> No
     assert "connection refused" in one.elector.why
     run(world, 10)
     assert world.pushed() == [key(10), key(20)]
+
+
+def test_a_damaged_key_makes_no_leaders_alternate(said: Callable[[], list[tuple[str, str]]]) -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    run(world, 5)
+    dispatch = world.store.dispatch
+
+    def damaged(*_: Any, **__: Any) -> Any:
+        raise StoreDamaged("the key 'last' is a string and must be a hash")
+
+    world.store.dispatch = damaged  # type: ignore[method-assign]
+    said()
+    run(world, 65)
+    assert [kind for kind, _ in (*one.changes, *two.changes)] == ["leads"]
+    assert said() == [("WARNING", "the key 'last' is a string and must be a hash")]
+    world.store.dispatch = dispatch  # type: ignore[method-assign]
+    run(world, 2)
+    assert world.pushed() == [key(i) for i in range(10, 71, 10)]
 
 
 def test_a_lone_beat_that_was_helpless_leads_again_within_a_lease() -> None:
