@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from .api import TzBeat
     from .beat.scheduler import Scheduler
     from .errors import (
+        BrokerUnavailable,
         EntryNotFound,
         InvalidConfiguration,
         InvalidEntry,
         InvalidPolicy,
         InvalidSchedule,
+        StoreDamaged,
         StoreUnavailable,
         StoreUnreadable,
         TzBeatError,
@@ -37,11 +39,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "TzBeat": "api",
     "Scheduler": "beat.scheduler",
+    "BrokerUnavailable": "errors",
     "EntryNotFound": "errors",
     "InvalidConfiguration": "errors",
     "InvalidEntry": "errors",
     "InvalidPolicy": "errors",
     "InvalidSchedule": "errors",
+    "StoreDamaged": "errors",
     "StoreUnavailable": "errors",
     "StoreUnreadable": "errors",
     "TzBeatError": "errors",
@@ -58,6 +62,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BrokerUnavailable",
     "EntryNotFound",
     "InvalidConfiguration",
     "InvalidEntry",
@@ -65,6 +70,7 @@ __all__ = [
     "InvalidSchedule",
     "Policy",
     "Scheduler",
+    "StoreDamaged",
     "StoreUnavailable",
     "StoreUnreadable",
     "TzBeat",

@@ -20,6 +20,7 @@ from packaging.version import InvalidVersion, Version
 from .errors import InvalidConfiguration, InvalidPolicy
 from .model import Catchup, Policy
 from .store.client import SERVED, SentinelUrl, hide_password, make_client, redis_url
+from .store.cluster import is_cluster
 
 PREFIX = "tzbeat_"
 
@@ -37,7 +38,6 @@ NOT_BUILT = frozenset(
         "redact",
         "schedule_file",
         "shadow",
-        "wait_replicas",
     }
 )
 
@@ -91,6 +91,7 @@ class Settings:
     audit_max: int = 100_000
     strict: bool | Literal["tasks"] = True
     release: str = ""
+    wait_replicas: int = 0
 
     @property
     def call_timeout(self) -> float:
@@ -133,6 +134,7 @@ class Settings:
             audit_max=reader.count("audit_max", _default(cls, "audit_max")),
             strict=reader.choice("strict", True, (True, False, "tasks")),
             release=reader.release(),
+            wait_replicas=reader.count("wait_replicas", 0, at_least=0),
         )
         _refuse(problems, app.conf.task_always_eager and "task_always_eager is set: tasks would run inside beat")
         _refuse(problems, _retention_too_short(app, settings))
@@ -237,13 +239,13 @@ class _Reader:
             return default
         return span
 
-    def count(self, name: str, default: int) -> int:
+    def count(self, name: str, default: int, *, at_least: int = 1) -> int:
         value = self._value(name)
         if value is None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= at_least:
             return value
-        self._problems.append(f"{PREFIX}{name} is {value!r}; give a whole number above 0")
+        self._problems.append(f"{PREFIX}{name} is {value!r}; give a whole number, {at_least} or more")
         return default
 
     def choice(self, name: str, default: Any, words: tuple[Any, ...]) -> Any:
@@ -381,7 +383,7 @@ def _default_namespace(app: Celery, problems: list[str]) -> str | None:
 def _bad_url(name: str, url: str) -> str | None:
     """Return what is wrong with the URL of a store, as far as can be seen without connecting."""
     shown = hide_password(url)
-    if not _is_redis(url):
+    if not _is_redis(url) and not is_cluster(url):
         return f"{name} {shown!r}: the scheme {url.partition('://')[0]!r} is not served as a store yet; use {SERVED}"
     if _several(url):
         return f"{name} {shown!r} names several servers; name the one that is to keep the ledger"
@@ -420,6 +422,8 @@ def why_two_servers(app: Celery, settings: Settings) -> str:
         return f"broker_url {shown!r} names several brokers"
     if not _is_redis(write):
         return f"the broker {shown!r} is not a Redis"
+    if is_cluster(url):
+        return "the store is a cluster"
     if read != write:
         return "broker_read_url and broker_write_url differ"
     if database_of(write) != database_of(url):

@@ -3,6 +3,7 @@
     tzbeat.E001   a setting                                tzbeat.E002   an entry
     tzbeat.E003   the app's modules cannot be imported     tzbeat.E004   the store, or the lease's server, refuses us
     tzbeat.E005   a database that is none                  tzbeat.E006   the broker refuses us, or its transport is missing
+    tzbeat.E007   a key of another type in the store
     tzbeat.W101   a schedule's author may not have meant it
     tzbeat.W102   no zone given: the app's is used         tzbeat.W103   a task that this process does not know
     tzbeat.W104   an entry is left out (tzbeat_strict = False)
@@ -12,7 +13,7 @@
     tzbeat.W206   the server keeps nothing on disk         tzbeat.W207   broker and store are written differently
     tzbeat.W208   the leader has other entries than this code
     tzbeat.W209   beat_scheduler is not ours               tzbeat.W210   the broker does not answer
-    tzbeat.W211   the broker is inside the beat's process
+    tzbeat.W211   the broker is inside the beat's process  tzbeat.W212   fewer replicas than tzbeat_wait_replicas
     tzbeat.E301   the store, or the lease's server, does not answer
     tzbeat.E302   nobody leads                             tzbeat.E303   the leader does not tick
     tzbeat.E304   something is due and was not sent        tzbeat.E305   a clock is off by more than tzbeat_max_skew
@@ -35,7 +36,8 @@ from celery_tzbeat.entries import Reading, read_entries
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.settings import Settings, broker_url
-from celery_tzbeat.store.client import CALL_ERRORS, hide_password
+from celery_tzbeat.store.client import CALL_ERRORS, hide_password, make_client
+from celery_tzbeat.store.keys import Keys
 
 #: How many names a finding lists.
 LISTED = 5
@@ -107,6 +109,12 @@ def ask_broker(app: Celery, settings: Settings) -> Exception | None:
     if broker_url(app) == settings.url:
         return None
     return why_no_connection(app, settings.call_timeout)
+
+
+def client_of(settings: Settings, url: str) -> Any:
+    """Return a client of ours to the store's or the lease's server; of a cluster, to the node that has our keys."""
+    key = Keys(settings.namespace)("epoch")
+    return make_client(url, timeout=settings.call_timeout, client_name="tzbeat-check", key=key)
 
 
 def leases_of(settings: Settings) -> RedisLeases:

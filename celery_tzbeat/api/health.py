@@ -18,9 +18,9 @@ from celery_tzbeat.model import Cursor, Entry, Presence, iso
 from celery_tzbeat.schedules import tzdata_version
 from celery_tzbeat.schedules.plan import start_of
 from celery_tzbeat.settings import Settings, broker_url
-from celery_tzbeat.store.client import CALL_ERRORS, hide_password, make_client
+from celery_tzbeat.store.client import CALL_ERRORS, hide_password
 
-from .findings import NO_ANSWER, Finding, ask_broker, asked, configured, error, leases_of, listed, servers_of
+from .findings import NO_ANSWER, Finding, ask_broker, asked, client_of, configured, error, leases_of, listed, servers_of
 
 #: Later than this, what is due counts as not sent in time.
 LATE = timedelta(seconds=5)
@@ -111,8 +111,7 @@ def _no_writes(settings: Settings) -> Iterator[Finding]:
     """Ask each server for what makes it refuse writes. Writes nothing; a server that does not tell is passed over."""
     for url in dict.fromkeys((settings.url, settings.lock)):
         try:
-            client: Any = make_client(url, timeout=settings.call_timeout, client_name="tzbeat-health")
-            with closing(client):
+            with closing(client_of(settings, url)) as client:
                 info = {key: value for part in _INFO for key, value in client.info(part).items()}
                 guard = asked(client, "stop-writes-on-bgsave-error")
         except CALL_ERRORS:

@@ -25,7 +25,7 @@ from celery_tzbeat.model import Cursor, Presence, iso
 from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules.rule import Rule
 from celery_tzbeat.settings import Settings, broker_url, why_two_servers
-from celery_tzbeat.store.client import hide_password, make_client, redis_url
+from celery_tzbeat.store.client import hide_password, redis_url
 from celery_tzbeat.store.protocol import Store
 
 from .findings import (
@@ -33,6 +33,7 @@ from .findings import (
     Finding,
     ask_broker,
     asked,
+    client_of,
     configured,
     error,
     leases_of,
@@ -215,11 +216,14 @@ def _of_the_store(settings: Settings, reading: Reading) -> list[Finding]:
         return found
     try:
         with closing(open_store(settings)) as store, closing(leases_of(settings)) as leases:
+            if damage := store.damage():
+                return [error("E007", damage, "until then no beat sends anything")]
             time, beats, cursors = store.time(), store.beats(), store.cursors()
             leases.leader()
         found += _differing(alive(beats, now=time, within=settings.lease), store, reading)
         found += _ahead(cursors, time, settings)
         found += _of_the_server(settings)
+        found += _replicas(settings)
     except NO_ANSWER as exc:
         if refused := _refusal(exc, settings):
             return [*found, refused]
@@ -299,8 +303,7 @@ def _ahead(cursors: Mapping[str, Cursor], time: datetime, settings: Settings) ->
 
 
 def _of_the_server(settings: Settings) -> Iterator[Finding]:
-    client: Any = make_client(settings.url, timeout=settings.call_timeout, client_name="tzbeat-check")
-    with closing(client):
+    with closing(client_of(settings, settings.url)) as client:
         memory, persistence = client.info("memory"), client.info("persistence")
         saves = asked(client, "save")
     policy = memory.get("maxmemory_policy", "noeviction")
@@ -315,4 +318,18 @@ def _of_the_server(settings: Settings) -> Iterator[Finding]:
             "W206",
             "the server keeps nothing on disk (no appendonly, no save): after its restart every entry starts from now",
             "set appendonly yes",
+        )
+
+
+def _replicas(settings: Settings) -> Iterator[Finding]:
+    if not settings.wait_replicas:
+        return
+    with closing(client_of(settings, settings.lock)) as client:
+        connected = int(client.info("replication").get("connected_slaves", 0))
+    if connected < settings.wait_replicas:
+        yield warning(
+            "W212",
+            f"the lease's server has {connected} replica(s), tzbeat_wait_replicas asks for {settings.wait_replicas}: "
+            "each beat stops leading after a lease without them",
+            "attach the replicas, or lower tzbeat_wait_replicas",
         )

@@ -17,7 +17,7 @@ from celery import Celery
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_tzbeat.clock import Clock
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.errors import BrokerUnavailable, StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Cursor, Entry, Occurrence
 from celery_tzbeat.store.client import cannot_serve
 from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispatch, Store, Verdict
@@ -25,9 +25,7 @@ from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispat
 from .capture import Capture
 from .claims import Claims
 from .dispatch import Builder, BuildFailed, Message
-from .envelope import COUNTED, Envelope, Parcel
-
-EXPIRES, ETA = COUNTED
+from .envelope import ETA, EXPIRES, Envelope, Parcel
 
 #: What the probe says: it chooses the path where the URLs do not.
 ONE_SERVER = "what the store's connection pushes arrives through the broker's"
@@ -136,7 +134,7 @@ def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: s
         keys = capture.keys_of(queues)
     except Exception as exc:
         capture.reset()
-        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
+        raise BrokerUnavailable(f"the broker does not answer: {exc}") from exc
     try:
         run(replace(pushed, keys=(*pushed.keys, *keys)))
     except StoreUnreadable as exc:
@@ -148,7 +146,7 @@ def same_server_probe(capture: Capture, run: Callable[[Command], None], nonce: s
         capture.reset()
         if isinstance(exc, ResponseError) and not cannot_serve(str(exc)) and not isinstance(exc, ReadOnlyError):
             return f"the broker refuses to show what the store pushed: {exc}"
-        raise StoreUnavailable(f"the broker does not answer: {exc}") from exc
+        raise BrokerUnavailable(f"the broker does not answer: {exc}") from exc
     finally:
         if found is None:
             with suppress(StoreUnavailable, StoreUnreadable):

@@ -19,7 +19,7 @@ from typing import Any
 from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, NotFound, RecoverableChannelError
 from celery import Celery
 
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import BrokerUnavailable
 
 from .envelope import Envelope, bounded_connection, drop
 
@@ -51,7 +51,7 @@ class Publisher:
         self._blocked = False
 
     def publish(self, envelope: Envelope) -> tuple[Fate, str]:
-        """Send one envelope. Return its fate and the broker's words. Raises StoreUnavailable where it is unknown.
+        """Send one envelope. Return its fate and the broker's words. Raises BrokerUnavailable where it is unknown.
 
         Where there was no queue for it and Celery knows one, that is declared, and the envelope sent once more: the first
         was not sent for certain.
@@ -85,13 +85,13 @@ class Publisher:
             )
         except Exception as exc:
             if self._blocked and isinstance(exc, TimeoutError):
-                raise StoreUnavailable(BLOCKED) from exc
+                raise BrokerUnavailable(BLOCKED) from exc
             connected = self._connection is not None
             self.reset()
             if connected and _is_refusal(exc):
                 self._homeless = isinstance(exc, NotFound)
                 return Fate.NOT_SENT, f"{type(exc).__name__}: {exc}"
-            raise StoreUnavailable(f"the broker does not answer: {type(exc).__name__}: {exc}") from exc
+            raise BrokerUnavailable(f"the broker does not answer: {type(exc).__name__}: {exc}") from exc
         if self._homeless:
             place = f"exchange {envelope.exchange!r}, routing key {envelope.routing_key!r}"
             return Fate.NOT_SENT, f"returned as unroutable: {place}"
@@ -130,7 +130,7 @@ class Publisher:
         except Exception:
             self.reset()
         if self._blocked:
-            raise StoreUnavailable(BLOCKED)
+            raise BrokerUnavailable(BLOCKED)
         if blocked:
             self.reset()  # an answer to the message that was stuck would be taken for that to the next one
 

@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError, NoScriptError
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import MICROSECOND, AuditRecord, Cursor, Occurrence, Presence, Unrun, from_micros, micros
 
-from .client import CALL_ERRORS, cannot_serve, make_client, unavailable
+from .client import CALL_ERRORS, cannot_serve, damage, make_client, unavailable, unreadable
 from .keys import Bucket, Keys
 from .protocol import (
     BATCH,
@@ -73,6 +73,7 @@ class RedisStore:
             url,
             timeout=timeout,
             client_name="tzbeat-store",
+            key=self.keys("epoch"),
             on_connect=self._refuse_silent_reconnection if tells_reconnection else None,
         )
         self._connected = False  # as far as the last call told
@@ -239,7 +240,8 @@ class RedisStore:
         keys = [_text(key) for key in self._ask(lambda c: c.zrange(self.keys("open"), 0, -1))]
         records: list[dict[bytes, bytes]] = []
         for start in range(0, len(keys), BATCH):
-            records += self._ask(lambda c, part=keys[start : start + BATCH]: self._records(c, part))
+            part = [self.keys.occurrence(key) for key in keys[start : start + BATCH]]
+            records += self._ask(lambda c, part=part: self._records(c, part), part)
         found = []
         for key, record in zip(keys, records, strict=True):
             if record:  # it may have been settled since the list was read
@@ -258,7 +260,7 @@ class RedisStore:
     def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
         with client.pipeline(transaction=False) as pipe:
             for key in keys:
-                pipe.hgetall(self.keys.occurrence(key))
+                pipe.hgetall(key)
             return list(pipe.execute())
 
     # ---- any beat
@@ -299,7 +301,8 @@ class RedisStore:
             self._ask(tell)
 
     def entries_of(self, fingerprint: str) -> Mapping[str, str]:
-        found = self._ask(lambda c: c.hgetall(self.keys.entries_of(fingerprint)))
+        key = self.keys.entries_of(fingerprint)
+        found = self._ask(lambda c: c.hgetall(key), [key])
         return {_text(name): _text(value) for name, value in found.items()}
 
     def probe(self, command: Command) -> None:
@@ -308,15 +311,25 @@ class RedisStore:
     def lineage(self) -> str:
         """Return what is another text when the store may have lost its last writes: another process or master answers.
 
-        Empty where the server does not tell, or the store has lost everything (`View.fresh`).
+        Empty where the server does not tell.
         """
-        if not self._ask(lambda c: c.exists(self.keys("schema"))):
-            return ""
         try:
             server, replication = (self._ask(lambda c, part=part: c.info(part)) for part in ("server", "replication"))
         except StoreUnreadable:  # the user may not ask
             return ""
         return f"{server.get('run_id')} {replication.get('master_replid')}"
+
+    def damage(self) -> str:
+        """Return which of the keys that a namespace has once have another type, and what to do; empty where none has."""
+        try:
+            found: str = self._ask(lambda c: damage(c, self.keys))
+        except StoreUnreadable:  # the user may not ask
+            return ""
+        return found
+
+    def is_empty(self) -> bool:
+        """Return whether the store is new, or has lost everything (`View.fresh`)."""
+        return not self._ask(lambda c: c.exists(self.keys("schema")))
 
     # ---- reading, for operators
 
@@ -396,15 +409,15 @@ class RedisStore:
             except NoScriptError:
                 return client.eval(text, len(keys), *keys, *args)
 
-        return self._ask(call)
+        return self._ask(call, keys)
 
-    def _ask(self, call: Any) -> Any:
+    def _ask(self, call: Any, keys: Sequence[Word] = ()) -> Any:
         try:
             answer = call(self._client)
         except CALL_ERRORS as exc:
             down = unavailable(self._client, exc)
             self._connected = down is None
-            raise down or StoreUnreadable(f"the store answered with an error: {exc}") from exc
+            raise down or unreadable(self._client, exc, self.keys, keys) from exc
         self._connected = True
         return answer
 

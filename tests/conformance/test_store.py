@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.errors import StoreDamaged, StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Cursor, Occurrence, Presence, Unrun
 from celery_tzbeat.store.keys import CATALOGUE, Bucket
 from celery_tzbeat.store.protocol import (
@@ -618,6 +619,38 @@ def test_a_ledger_key_of_the_wrong_type_leaves_a_message_without_a_record_never_
         store.dispatch([dispatch("a", now)], epoch=1)
     assert client.llen("celery") == 1
     assert verdicts(store.dispatch([dispatch("a", now)], epoch=1)) == [Verdict.DECIDED]  # no flood
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["epoch", "schema", "cursor", "last", "audit", "beats", "open", "done:{bucket}", "entries:f", "open:a"],
+)
+def test_a_key_of_another_type_is_named_with_what_to_do(store: RedisStore, client: redis.Redis, name: str) -> None:
+    store.take_office(1)
+    now = store.time()
+    name = name.format(bucket=f"a:{Bucket.of(now, SECOND).number}")
+    key = f"tzbeat:{{test/0}}:{name}"
+    wanted, wrong = store.keys.type_of(key), "list"
+    client.delete(key)
+    client.lpush(key, "somebody else's")
+
+    def use() -> None:
+        store.attend(presence("b"))
+        store.entries_of("f")
+        store.take_office(1)
+        if name.startswith("open"):
+            store.claim([claim("a", now)], epoch=1)
+            store.open_occurrences()
+        store.dispatch([dispatch("a", now)], epoch=1)
+        store.beats()
+
+    with pytest.raises(StoreDamaged, match=rf"'{re.escape(key)}' is a {wrong} and must be a {wanted}.*rename it"):
+        use()
+    assert (key in store.damage()) is (":" not in name)  # those of one entry are named by the call that meets them
+    client.rename(key, "aside")
+    store.take_office(1)
+    assert verdicts(store.dispatch([dispatch("b", now)], epoch=1)) in ([Verdict.DONE], [Verdict.WIPED])
+    assert store.damage() == ""
 
 
 def test_a_full_server_is_a_store_that_does_not_serve_and_nothing_is_half_done(

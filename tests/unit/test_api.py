@@ -20,7 +20,7 @@ from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.model import Cursor, Occurrence, Presence, Unrun
 from celery_tzbeat.schedules import tzdata_version
 from celery_tzbeat.settings import Settings
-from celery_tzbeat.store.keys import Bucket
+from celery_tzbeat.store.keys import Bucket, Keys
 from celery_tzbeat.store.protocol import Burial, Claim
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
@@ -558,6 +558,24 @@ def test_check_warns_of_a_server_that_evicts_and_keeps_nothing(empty_server: Loc
     evicting = make_server(args=("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"))
     assert ids(TzBeat(an_app(evicting.url)).check()) == ["tzbeat.W205", "tzbeat.W206"]
     assert ids(TzBeat(an_app(make_server(appendonly=True).url)).check()) == []
+
+
+def test_check_names_a_key_of_another_type(ground: Ground) -> None:
+    with redis.Redis.from_url(ground.settings.url) as client:
+        client.set(Keys(ground.settings.namespace)("audit"), "not a stream")
+    found = by_id(ground)["tzbeat.E007"]
+    assert ":audit' is a string and must be a stream" in found.text
+
+
+def test_check_warns_of_fewer_replicas_than_a_leader_asks_for(make_server: Any) -> None:
+    primary = make_server(appendonly=True)
+    app = an_app(primary.url)
+    app.conf.tzbeat_wait_replicas = 1
+    (found,) = TzBeat(app).check()
+    assert found.id == "tzbeat.W212"
+    assert "has 0 replica(s), tzbeat_wait_replicas asks for 1" in found.text
+    make_server(replica_of=primary)
+    assert ids(TzBeat(app).check()) == []
 
 
 def test_check_warns_of_a_store_that_is_written_differently(ground: Ground) -> None:

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import amqp
@@ -27,6 +28,7 @@ from kombu.utils.url import parse_url
 from celery_tzbeat.beat.envelope import Envelope, Recording, bounded_connection, drop
 from celery_tzbeat.beat.publisher import Fate, Publisher
 from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.model import from_iso
 from celery_tzbeat.testing.processes import wait_until
 
 #: Bounds every exchange here, in seconds; and how long one may take that is bounded by it, on a busy machine.
@@ -82,6 +84,20 @@ def published_soon(publisher: Publisher, envelope: Envelope) -> tuple[Fate, str]
             return None
 
     return wait_until(attempt, SOON, "the publisher to hear that it may publish again")
+
+
+class TestExpiry:
+    """Fallback: compute `expiration` of each message ourselves as it is sent."""
+
+    def test_celery_makes_of_expires_a_header_with_the_instant_and_a_property_with_what_is_left(
+        self, make_app: MakeApp, record: Callable[..., Envelope]
+    ) -> None:
+        now = datetime.now(timezone.utc)
+        for expires in (60, now + timedelta(seconds=60)):
+            envelope = record(make_app("memory://"), expires=expires)
+            assert abs(from_iso(envelope.headers["expires"]) - now - timedelta(seconds=60)) < timedelta(seconds=5)
+            assert 55_000 < int(envelope.properties["expiration"]) <= 60_000
+        assert record(make_app("memory://"), expiration=7).properties["expiration"] == "7000"
 
 
 class TestRecording:

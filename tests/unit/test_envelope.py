@@ -103,6 +103,26 @@ def test_what_was_given_as_an_instant_stays() -> None:
     assert moved["expires"] == headers["expires"]
 
 
+def expiration(parcel: Parcel, later: timedelta) -> str:
+    (sent,) = parcel.at(NOW + later)
+    return str(sent.properties["expiration"])
+
+
+def test_how_long_the_broker_keeps_a_message_agrees_with_its_header() -> None:
+    parts = {"headers": {"expires": "2026-11-30T12:01:00Z"}, "properties": {"expiration": "60000"}}
+    instant, duration = kept(envelope(**parts)), kept(envelope(**parts), counted=("expires",))
+    assert expiration(duration, timedelta(minutes=10)) == "60000"
+    assert expiration(instant, timedelta()) == "60000"
+    assert expiration(instant, timedelta(seconds=20.5)) == "39500"
+    assert expiration(instant, timedelta(minutes=10)) == "0"
+    assert expiration(instant, -timedelta(seconds=1)) == "61000"
+
+
+def test_an_expiration_that_the_entry_gave_itself_is_counted_anew() -> None:
+    parcel = kept(envelope(properties={"expiration": "60000"}))
+    assert expiration(parcel, timedelta(minutes=10)) == "60000"
+
+
 def test_a_sender_whose_clock_is_behind_counts_from_its_own_now() -> None:
     parcel = kept(envelope(headers={"expires": "2026-11-30T12:01:00Z"}), counted=("expires",))
     assert at(parcel, -timedelta(seconds=20)) == {"expires": "2026-11-30T12:00:40Z"}
@@ -195,6 +215,11 @@ def test_what_is_sent_from_the_recording_is_what_would_have_been_sent(channel: A
         k: v for k, v in second.properties.items() if k not in tags
     }
     assert first.decode() == second.decode() if options.get("serializer") != "pickle" else first.body == second.body
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_an_exchange_of_one_test_is_none_of_the_next_ones(channel: Any, kind: str) -> None:
+    Exchange("news", type=kind)(channel).declare()
 
 
 def test_what_is_changed_after_it_was_recorded_does_not_change_the_record(channel: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.signals import before_task_publish
 from scripted import ScriptedBroker
 
 from celery_tzbeat import Scheduler
@@ -55,8 +56,9 @@ class Scene:
         self.broker = ScriptedBroker()
         scheduler = Scheduler(app, lazy=True)
         self.recording = Recording(app, timeout=1)
-        builder = Builder(app, self.recording, "proj/0", scheduler.apply_entry)
+        builder = Builder(app, self.recording, "proj/0", scheduler.apply_entry, ending=lambda: scheduler.closed)
         scheduler.send_with(builder)
+        self.scheduler = scheduler
         self.path = ClaimsPath(app, builder, self.store, self.clock)
         self.claims = Claims(
             epoch=1,
@@ -129,6 +131,31 @@ def test_a_header_that_cannot_be_kept_fails_the_entry_and_says_so(scene: Scene, 
 def test_arguments_that_cannot_be_serialised_fail_the_entry(scene: Scene) -> None:
     with pytest.raises(BuildFailed):
         scene.outgoing(Entry("e", "proj.add", every("1m"), args=(object(),)))
+
+
+@pytest.fixture
+def exiting() -> Iterator[None]:
+    """A hook of somebody's that ends the process, or a signal whose handler does so."""
+
+    def leave(**_: Any) -> None:
+        raise SystemExit("no tenant today")
+
+    before_task_publish.connect(leave)
+    yield
+    before_task_publish.disconnect(leave)
+
+
+@pytest.mark.usefixtures("exiting")
+def test_a_hook_that_exits_fails_the_entry_and_does_not_end_beat(scene: Scene) -> None:
+    with pytest.raises(BuildFailed, match="SystemExit: no tenant today"):
+        scene.outgoing(entry())
+
+
+@pytest.mark.usefixtures("exiting")
+def test_a_beat_that_was_told_to_end_while_building_ends(scene: Scene) -> None:
+    scene.scheduler.close()
+    with pytest.raises(SystemExit):
+        scene.outgoing(entry())
 
 
 def test_the_size_of_a_message_is_what_goes_to_the_store(scene: Scene) -> None:
