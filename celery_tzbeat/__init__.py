@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .api import TzBeat
     from .beat.scheduler import Scheduler
     from .errors import (
+        BrokerUnavailable,
         Cancelled,
         EntryNotFound,
         InvalidConfiguration,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         InvalidPolicy,
         InvalidSchedule,
         Permanent,
+        StoreDamaged,
         StoreUnavailable,
         StoreUnreadable,
         TzBeatError,
@@ -42,6 +44,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "TzBeat": "api",
     "Scheduler": "beat.scheduler",
+    "BrokerUnavailable": "errors",
     "Cancelled": "errors",
     "EntryNotFound": "errors",
     "InvalidConfiguration": "errors",
@@ -50,6 +53,7 @@ _HOMES = {
     "InvalidSchedule": "errors",
     "OccurrenceNotFound": "errors",
     "Permanent": "errors",
+    "StoreDamaged": "errors",
     "StoreUnavailable": "errors",
     "StoreUnreadable": "errors",
     "TzBeatError": "errors",
@@ -70,6 +74,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BrokerUnavailable",
     "Cancelled",
     "EntryNotFound",
     "InvalidConfiguration",
@@ -81,6 +86,7 @@ __all__ = [
     "Policy",
     "Retry",
     "Scheduler",
+    "StoreDamaged",
     "StoreUnavailable",
     "StoreUnreadable",
     "TzBeat",

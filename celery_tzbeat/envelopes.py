@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 from celery_tzbeat.model import EPOCH, from_iso, iso
 
 #: Headers that hold an instant, which was counted from the time of building where the entry gave a duration.
-COUNTED = ("expires", "eta")
+COUNTED = EXPIRES, ETA = ("expires", "eta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,20 @@ class Envelope:
         )
 
     def later(self, by: timedelta, counted: tuple[str, ...]) -> Envelope:
-        """Return the envelope with the named headers moved: a relative expiry or countdown is counted anew."""
+        """Return the envelope with the named headers moved: a relative expiry or countdown is counted anew.
+
+        The property `expiration`, for how long RabbitMQ keeps the message, is counted from when it is sent by itself. Celery
+        sets it with each `expires`: where that is an instant, what has passed of it since is taken off, to 0 at least.
+        """
         moved = {
             name: iso(from_iso(self.headers[name]) + by) for name in counted if isinstance(self.headers.get(name), str)
         }
-        return replace(self, headers={**self.headers, **moved}) if moved else self
+        sent = replace(self, headers={**self.headers, **moved}) if moved else self
+        kept_for = self.properties.get("expiration")
+        if kept_for is None or EXPIRES in counted or not self.headers.get(EXPIRES):
+            return sent
+        left = max(timedelta(), timedelta(milliseconds=int(kept_for)) - by)
+        return replace(sent, properties={**self.properties, "expiration": str(left // timedelta(milliseconds=1))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@
     ├── EntryNotFound        (LookupError)  no entry has this name
     ├── OccurrenceNotFound   (LookupError)  nothing of this key or entry is open, or dead
     ├── StoreUnavailable                    the store did not answer, or answered that it cannot serve now
+    │   └── BrokerUnavailable               the broker did not, or said so
     ├── StoreUnreadable                     the store holds what this release must not touch
+    │   └── StoreDamaged                    a key has another type than it must have
     ├── Permanent                           raised in a task: no retry, a dead letter at once
     └── Cancelled                           raised in a task that was asked to stop
 
@@ -73,8 +75,16 @@ class StoreUnavailable(TzBeatError):
     """The store did not answer in time, or said that it cannot serve now. What was asked may or may not have happened."""
 
 
+class BrokerUnavailable(StoreUnavailable):
+    """The broker did not answer in time: whether it has the message is not known. A beat waits as for the store."""
+
+
 class StoreUnreadable(TzBeatError):
     """The store answers, but holds what this release cannot or must not touch: a newer schema, a key of another type."""
+
+
+class StoreDamaged(StoreUnreadable):
+    """A key of the namespace has another Redis type than it must have: no beat can go on until an operator mends it."""
 
 
 class Permanent(TzBeatError):

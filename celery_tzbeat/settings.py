@@ -20,6 +20,7 @@ from .errors import InvalidConfiguration, InvalidPolicy
 from .model import Policy
 from .policy import nearest, read_policy, read_span
 from .store.client import SERVED, SentinelUrl, hide_password, make_client, redis_url
+from .store.cluster import is_cluster
 
 PREFIX = "tzbeat_"
 
@@ -37,7 +38,6 @@ NOT_BUILT = frozenset(
         "redact",
         "schedule_file",
         "shadow",
-        "wait_replicas",
     }
 )
 
@@ -70,6 +70,7 @@ class Settings:
     audit_max: int = 100_000
     strict: bool | Literal["tasks"] = True
     release: str = ""
+    wait_replicas: int = 0
 
     @property
     def call_timeout(self) -> float:
@@ -112,6 +113,7 @@ class Settings:
             audit_max=reader.count("audit_max", _default(cls, "audit_max")),
             strict=reader.choice("strict", True, (True, False, "tasks")),
             release=reader.release(),
+            wait_replicas=reader.count("wait_replicas", 0, at_least=0),
         )
         _refuse(problems, app.conf.task_always_eager and "task_always_eager is set: tasks would run inside beat")
         _refuse(problems, _retention_too_short(app, settings))
@@ -159,13 +161,13 @@ class _Reader:
             return default
         return span
 
-    def count(self, name: str, default: int) -> int:
+    def count(self, name: str, default: int, *, at_least: int = 1) -> int:
         value = self._value(name)
         if value is None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= at_least:
             return value
-        self._problems.append(f"{PREFIX}{name} is {value!r}; give a whole number above 0")
+        self._problems.append(f"{PREFIX}{name} is {value!r}; give a whole number, {at_least} or more")
         return default
 
     def choice(self, name: str, default: Any, words: tuple[Any, ...]) -> Any:
@@ -228,9 +230,10 @@ def _unknown_names(app: Celery) -> Iterable[str]:
             yield f"{name} is not a setting{nearest(name, [PREFIX + k for k in known])}"
 
 
-def _broker_url(app: Celery) -> str:
-    url = app.conf.broker_write_url or app.conf.broker_url
-    return url if isinstance(url, str) else ";".join(url or ())
+def broker_url(app: Celery) -> str:
+    """Return the URL that beats send to; several brokers as kombu writes them, with semicolons."""
+    url = app.conf.broker_write_url or app.conf.broker_url or "amqp://"  # which is kombu's default
+    return url if isinstance(url, str) else ";".join(url)
 
 
 def _is_redis(url: str) -> bool:
@@ -248,7 +251,7 @@ def _several(url: str) -> bool:
 
 def _default_url(app: Celery, problems: list[str]) -> str | None:
     """Return the broker's URL as the store's, where it says all that a connection needs."""
-    url = _broker_url(app)
+    url = broker_url(app)
     shown = hide_password(url)
     if not _is_redis(url):
         problem = f"tzbeat_url is not set and the broker {shown!r} is not a Redis"
@@ -296,13 +299,13 @@ def _default_namespace(app: Celery, problems: list[str]) -> str | None:
             'set tzbeat_namespace, or give the app a name: Celery("proj")'
         )
         return None
-    return f"{app.main}/{database_of(_broker_url(app)) or '0'}"
+    return f"{app.main}/{database_of(broker_url(app)) or '0'}"
 
 
 def _bad_url(name: str, url: str) -> str | None:
     """Return what is wrong with the URL of a store, as far as can be seen without connecting."""
     shown = hide_password(url)
-    if not _is_redis(url):
+    if not _is_redis(url) and not is_cluster(url):
         return f"{name} {shown!r}: the scheme {url.partition('://')[0]!r} is not served as a store yet; use {SERVED}"
     if _several(url):
         return f"{name} {shown!r} names several servers; name the one that is to keep the ledger"
@@ -334,13 +337,15 @@ def database_of(url: str) -> str:
 
 def why_two_servers(app: Celery, settings: Settings) -> str:
     """Return why broker and store are not one Redis, as far as the URLs tell; empty where the probe has to tell."""
-    write, read = _broker_url(app), app.conf.broker_read_url or app.conf.broker_url
+    write, read = broker_url(app), app.conf.broker_read_url or app.conf.broker_url
     read = read if isinstance(read, str) else ";".join(read or ())
     shown, url = hide_password(write), settings.url
     if _several(write) or _several(read):
         return f"broker_url {shown!r} names several brokers"
     if not _is_redis(write):
         return f"the broker {shown!r} is not a Redis"
+    if is_cluster(url):
+        return "the store is a cluster"
     if read != write:
         return "broker_read_url and broker_write_url differ"
     if database_of(write) != database_of(url):

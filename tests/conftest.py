@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 import servers_from_packages
+from kombu.transport import memory
 
 import celery_tzbeat
 from celery_tzbeat.testing import processes
@@ -163,6 +164,14 @@ def pytest_report_header() -> str:
 MADE = pytest.StashKey[list["Project | LocalServer"]]()
 
 
+@pytest.fixture(autouse=True)
+def _empty_memory_broker() -> None:
+    """What earlier tests declared and sent on ``memory://`` stays in the process: it is none of this test's."""
+    memory.Transport.global_state.clear()
+    memory.Channel.queues.clear()
+    memory.Channel.events.clear()
+
+
 @pytest.fixture
 def make_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalServer]]:
     """Start servers with any of LocalServer's options; they are gone after the test."""
@@ -228,6 +237,14 @@ def project(make_project: Callable[[str], Project], server: LocalServer) -> Proj
     return make_project(server.url)
 
 
+def tail(process: Process) -> str:
+    """Return the end of a log; the directory of a server that was closed, or of a test, may be gone with it."""
+    try:
+        return process.tail()
+    except OSError as error:
+        return f"(the log is gone: {error})"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Show the ends of the logs of the test's processes below its failure."""
@@ -236,5 +253,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for made in item.stash.get(MADE, []):
             processes_of = made.processes if isinstance(made, Project) else [made.process] if made.port else []
             for process in processes_of:
-                report.sections.append((f"end of the log of {process!r}", process.tail()))
+                report.sections.append((f"end of the log of {process!r}", tail(process)))
     return report

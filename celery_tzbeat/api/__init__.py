@@ -29,9 +29,10 @@ from celery_tzbeat.settings import Settings, app_timezone
 from celery_tzbeat.store.protocol import Run
 from celery_tzbeat.worker.install import install
 
-from .finding import Finding
-from .findings import Health, Route, check, import_modules, no_settings, overall_health, route
+from .findings import Finding, import_modules, no_settings
+from .health import Health, overall_health
 from .operations import Asked, DeadLetters, Desk
+from .preflight import Route, check, route
 from .standing import Standing, ledger_of, plain_standing
 from .timetable import Change, Crossing, Upcoming, crossing, upcoming
 

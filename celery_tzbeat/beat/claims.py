@@ -8,7 +8,8 @@ Failure table (lines 2, 9, 10, 11 of the state table; each row leaves at most a 
     published, reply lost               this leader, 1..60 s later             two copies, one task id
     published, not confirmed, dies      next leader sends the stored payload   two copies, one task id
     confirmed, reply lost               DECIDED: it is settled                 one message
-    returned or refused by the broker   this leader; the 5th time: dead        none
+    returned or refused by the broker   this leader, 1..60 s later; five       none
+                                        times and for a minute: dead
     dead, reply lost                    DECIDED: it is not sent again          none
     claimed at most once, dies          next leader: dead (doubtful)           one message, or none
     frozen while publishing, woken      next leader has sent it; a late copy   two copies, one task id
@@ -39,8 +40,10 @@ from .publisher import Fate, Publisher
 
 logger = logging.getLogger(__name__)
 
-#: How often a broker may return or refuse a message before the occurrence is a dead letter.
+#: So often, and for so many seconds since the first time, a broker must have returned or refused a message before the
+#: occurrence is a dead letter: what a queue that is missing for a while refuses arrives when it is back.
 REFUSALS = 5
+REFUSED_FOR = 60.0
 
 
 class Outdated(Exception):
@@ -55,6 +58,8 @@ class _Owed:
     wait: float = 0.0  # seconds from then on
     put_offs: int = 0
     refusals: int = 0
+    refused_since: Reading | None = None
+    given_up: bool = False  # refused often and long enough
     words: str = ""  # the last refusal
 
     def waits(self, now: Reading) -> float:
@@ -87,8 +92,9 @@ class Claims:
         self._tell_dead = dead
         self._owed: dict[str, _Owed] = {}
         self._published: deque[Claimed] = deque()  # and not confirmed: never more than BATCH
-        #: Whether the broker did not answer when it was asked last.
-        self.cut_off = False
+        self._left_open: deque[OpenOccurrence] = deque()  # in the ledger, and not looked at yet
+        #: Whether the broker answered when it was asked last; None: it was not asked yet.
+        self.broker_answers: bool | None = None
 
     def __len__(self) -> int:
         return len(self._owed) + len(self._published)
@@ -97,29 +103,40 @@ class Claims:
         """Owe the message of an occurrence that this term has claimed."""
         self._owed[claimed.occurrence.key] = _Owed(claimed, payload, self._clock.reading())
 
-    def take_over(self) -> None:
-        """Owe everything that stands open in the ledger: earlier leaders' claims, and own ones whose reply was lost."""
+    def take_over(self, *, seconds: float) -> bool:
+        """Owe what stands open in the ledger: earlier leaders' claims, and own ones whose reply was lost.
+
+        For about `seconds`, at least one; return whether that was all. Call it again where it was not, or was not answered.
+        """
+        began = self._clock.reading()
+        # Asked for anew after a call that was not answered: what that took over is this epoch's, and not owed here yet.
+        left, self._left_open = self._left_open or deque(self._store.open_occurrences()), deque()
         known = {*self._owed, *(item.occurrence.key for item in self._published)}
-        for found in self._store.open_occurrences():
-            if found.state != "claimed" or found.occurrence.key in known:
-                continue
-            taken: OpenOccurrence | None = found
-            if found.epoch != self._epoch:
-                taken = self._store.reclaim(found.occurrence, epoch=self._epoch)
-                self._progress()
-                if taken is not None and found.policy.delivery == "at_most_once":
-                    owed = _Owed(Claimed(taken.occurrence, taken.bucket), taken.payload, self._clock.reading())
-                    self._bury(
-                        owed, "doubtful", "a leader that is gone may have sent it, and it is delivered at most once"
-                    )
-                    continue
-            if taken is not None:
-                logger.warning(
-                    "the claim of %s was left open: its message is sent again under its task id",
-                    found.occurrence.key,
-                    extra={"action": "claim_taken_over", "key": found.occurrence.key},
-                )
-                self.add(Claimed(taken.occurrence, taken.bucket), taken.payload)
+        while left:
+            found = left.popleft()
+            if found.state == "claimed" and found.occurrence.key not in known:
+                self._take(found)
+            if left and self._clock.reading().advance_since(began) >= seconds:
+                self._left_open = left
+                return False
+        return True
+
+    def _take(self, found: OpenOccurrence) -> None:
+        taken: OpenOccurrence | None = found
+        if found.epoch != self._epoch:
+            taken = self._store.reclaim(found.occurrence, epoch=self._epoch)
+            self._progress()
+            if taken is not None and found.policy.delivery == "at_most_once":
+                owed = _Owed(Claimed(taken.occurrence, taken.bucket), taken.payload, self._clock.reading())
+                self._bury(owed, "doubtful", "a leader that is gone may have sent it, and it is delivered at most once")
+                return
+        if taken is not None:
+            logger.warning(
+                "the claim of %s was left open: its message is sent again under its task id",
+                found.occurrence.key,
+                extra={"action": "claim_taken_over", "key": found.occurrence.key},
+            )
+            self.add(Claimed(taken.occurrence, taken.bucket), taken.payload)
 
     def work(self, *, seconds: float) -> bool:
         """Confirm what was sent, and send what is owed, for about `seconds`. Return whether all that could be sent is.
@@ -144,6 +161,11 @@ class Claims:
             raise failure
         return not due
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether the broker did not answer when it was asked last."""
+        return self.broker_answers is False
+
     def waits(self) -> Mapping[str, float]:
         """Return the entries of which something is owed, with the seconds until it is tried again."""
         now = self._clock.reading()
@@ -161,7 +183,7 @@ class Claims:
 
     def _send(self, owed: _Owed) -> StoreUnavailable | None:
         """Send one message, or put it off. Return why the broker's answer is not known, where it is not."""
-        if owed.refusals >= REFUSALS:  # it could not be buried then
+        if owed.given_up:  # it could not be buried then
             self._bury(owed, "unroutable", owed.words)
             return None
         try:
@@ -173,12 +195,12 @@ class Claims:
             try:
                 fate, words = self._publisher.publish(envelope)
             except StoreUnavailable as failure:
-                self.cut_off = True
+                self.broker_answers = False
                 self._put_off(owed)
                 return failure
             finally:
                 self._progress()
-            self.cut_off = False
+            self.broker_answers = True
             if fate is Fate.NOT_SENT:
                 self._refused(owed, words)
                 return None
@@ -193,21 +215,25 @@ class Claims:
 
     def _refused(self, owed: _Owed, words: str) -> None:
         occurrence = owed.claimed.occurrence
+        now = self._clock.reading()
         owed.refusals += 1
+        owed.refused_since = owed.refused_since or now
         owed.words = words
         logger.error(
-            "entry %r: the broker did not take the message of %s (%d of %d): %s",
+            "entry %r: the broker did not take the message of %s (time %d, given up after %d and %g s): %s",
             occurrence.entry,
             iso(occurrence.nominal),
             owed.refusals,
             REFUSALS,
+            REFUSED_FOR,
             words,
             extra={"action": "publish_refused", "key": occurrence.key},
         )
-        if owed.refusals < REFUSALS:
-            self._put_off(owed)
-        else:
+        if owed.refusals >= REFUSALS and now.advance_since(owed.refused_since) >= REFUSED_FOR:
+            owed.given_up = True
             self._bury(owed, "unroutable", words)
+        else:
+            self._put_off(owed)
 
     def _bury(self, owed: _Owed, reason: str, words: str) -> None:
         """Lines 10, 11: what the broker does not take, or may have, becomes a dead letter, with its message."""

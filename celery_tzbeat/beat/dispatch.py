@@ -22,11 +22,10 @@ from kombu.utils.json import dumps, loads
 
 from celery_tzbeat.deliveries import Ticket
 from celery_tzbeat.envelopes import Envelope
+from celery_tzbeat.errors import BrokerUnavailable
 from celery_tzbeat.model import Entry, Occurrence, from_iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Command
-
-from .publisher import BrokerUnavailable
 
 
 class BuildFailed(Exception):
@@ -83,14 +82,24 @@ class Builder:
     """Builds the message of an occurrence through Celery's own `apply_entry`.
 
     `apply_entry` is `Scheduler.apply_entry` (Sentry and OpenTelemetry hook it there), which swallows exceptions; the
-    scheduler notes them with `note_failure`, and `build` raises them.
+    scheduler notes them with `note_failure`, and `build` raises them. `ending` says whether this beat was told to end:
+    SystemExit comes from the handler of a signal then, else from a hook of somebody's.
     """
 
-    def __init__(self, app: Celery, outlet: Outlet, namespace: str, apply_entry: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        outlet: Outlet,
+        namespace: str,
+        apply_entry: Callable[..., Any],
+        *,
+        ending: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._app = app
         self._outlet = outlet
         self._namespace = namespace
         self._apply_entry = apply_entry
+        self._ending = ending
         self._failure: BaseException | None = None
 
     def note_failure(self, failure: BaseException) -> None:
@@ -100,12 +109,17 @@ class Builder:
     def build(self, entry: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
         """Return the message. Raises BuildFailed (the entry's fault) or BrokerUnavailable."""
         bucket = Bucket.of(occurrence.nominal, entry.schedule.shortest_gap)
+        failure: BaseException | None
         try:
             self._outlet.clear()
             self._failure = None
             celery_entry = self._celery_entry(entry, occurrence, bucket, epoch)
             self._apply_entry(celery_entry, producer=self._outlet.producer)
             failure, parts = self._failure, self._outlet.take()
+        except SystemExit as exc:
+            if self._ending():
+                raise
+            failure, parts = exc, ()
         except Exception as exc:
             failure, parts = exc, ()
         if failure is None:

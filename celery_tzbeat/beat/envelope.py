@@ -79,7 +79,7 @@ class Recording:
     def broker_answers(self) -> bool:
         """Return whether a new connection to the broker can be made now, within the bound."""
         self.reset()
-        return broker_answers(self._app, self._timeout)
+        return why_no_connection(self._app, self._timeout) is None
 
     def reset(self) -> None:
         """Drop the connection, and with it what kombu believes to be declared; the next use makes a new one."""
@@ -107,6 +107,8 @@ def bounded_connection(app: Celery, timeout: float, **options: Any) -> Any:
         bounds |= {**redis_bounds(app, timeout), "socket_connect_timeout": timeout_each}
     elif scheme in ("amqp", "amqps", "pyamqp"):
         bounds |= {"read_timeout": timeout, "write_timeout": timeout, "confirm_publish": True}
+    elif scheme.lower() == "sqs":
+        bounds["client-config"] = sqs_bounds(app, timeout)
     connection = app.connection_for_write(transport=transport, transport_options=bounds, connect_timeout=timeout_each)
     # kombu's own loop over the brokers ends with the first one that hangs.
     for left in reversed(range(brokers)):
@@ -122,17 +124,23 @@ def bounded_connection(app: Celery, timeout: float, **options: Any) -> Any:
     return connection
 
 
-def broker_answers(app: Celery, timeout: float) -> bool:
-    """Return whether the broker takes a new connection now, within the bound."""
+def sqs_bounds(app: Celery, timeout: float) -> dict[str, Any]:
+    """Return botocore's configuration that bounds each call; its own waits a minute, five times."""
+    own = (app.conf.broker_transport_options or {}).get("client-config") or {}
+    return {**own, "connect_timeout": timeout, "read_timeout": timeout, "retries": {"total_max_attempts": 1}}
+
+
+def why_no_connection(app: Celery, timeout: float) -> Exception | None:
+    """Return what a new connection to the broker fails with now, within the bound; None where it is taken."""
     connection = None
     try:
         connection = bounded_connection(app, timeout)
         connection.default_channel  # noqa: B018 - opening a channel is the question
-    except Exception:
-        return False
+    except Exception as exc:
+        return exc
     finally:
         drop(connection)
-    return True
+    return None
 
 
 def drop(connection: Any) -> None:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from numbers import Real
 from typing import Protocol
 
 from celery import Celery
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_tzbeat.clock import Clock
-from celery_tzbeat.envelopes import COUNTED, Envelope, Parcel
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.envelopes import ETA, EXPIRES, Envelope, Parcel
+from celery_tzbeat.errors import BrokerUnavailable, StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Cursor, Entry, Occurrence
 from celery_tzbeat.store.client import cannot_serve
 from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispatch, Store, Tracking, Verdict
@@ -25,9 +26,6 @@ from celery_tzbeat.store.protocol import Answer, Claim, Claimed, Command, Dispat
 from .capture import Capture
 from .claims import Claims
 from .dispatch import Builder, BuildFailed, Message
-from .publisher import BrokerUnavailable
-
-EXPIRES, ETA = COUNTED
 
 #: What the probe says: it chooses the path where the URLs do not.
 ONE_SERVER = "what the store's connection pushes arrives through the broker's"
@@ -119,9 +117,9 @@ def counted_headers(app: Celery, entry: Entry) -> tuple[str, ...]:
     """Return the headers of the entry's messages that are counted from when they are sent: a relative expiry or delay."""
     counted = []
     expires = entry.options.get("expires", getattr(app.tasks.get(entry.task), "expires", None))
-    if isinstance(expires, (int, float, timedelta)):
+    if isinstance(expires, (Real, timedelta)):
         counted.append(EXPIRES)
-    if entry.options.get("countdown") is not None:
+    if entry.options.get("countdown"):  # 0 is none to Celery: an `eta` beside it stays
         counted.append(ETA)
     return tuple(counted)
 

@@ -2,6 +2,11 @@
 
 What a broker says of a message is one of three: it has it (confirmed), it does not have it (returned or refused: *not
 sent*), or nothing, because the wire failed (*unknown*: the same id is sent again). No blind retry; every wait is bounded.
+
+RabbitMQ, when short of memory or disk, says `connection.blocked` to who publishes, and reads no further; what was written
+it takes when that is over. A new connection may publish one message each time, and each would be a copy then: so the
+blocked one is kept, and nothing is sent until the broker says that it is over or the connection is lost. (py-amqp sets TCP
+keepalive: a peer that is gone without a word is found out within minutes.)
 """
 
 from __future__ import annotations
@@ -15,15 +20,13 @@ from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, NotFo
 from celery import Celery
 
 from celery_tzbeat.envelopes import Envelope
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import BrokerUnavailable
 
 from .envelope import bounded_connection, drop
 
 logger = logging.getLogger(__name__)
 
-
-class BrokerUnavailable(StoreUnavailable):
-    """The broker did not answer: nothing is known of what was asked, and nothing is said of the store."""
+BLOCKED = "the broker does not answer: it is short of memory or disk and blocks who publishes (connection.blocked)"
 
 
 class Fate(enum.Enum):
@@ -44,7 +47,9 @@ class Publisher:
         self._app = app
         self._timeout = timeout
         self._connection: Any = None
+        self._speaks_amqp = False
         self._homeless = False  # the last envelope was returned, or its exchange does not exist
+        self._blocked = False
 
     def publish(self, envelope: Envelope) -> tuple[Fate, str]:
         """Send one envelope. Return its fate and the broker's words. Raises BrokerUnavailable where it is unknown.
@@ -52,6 +57,7 @@ class Publisher:
         Where there was no queue for it and Celery knows one, that is declared, and the envelope sent once more: the first
         was not sent for certain.
         """
+        self._hear()
         fate, words = self._publish(envelope)
         if self._homeless and self._declare_again(envelope):
             return self._publish(envelope)
@@ -79,6 +85,8 @@ class Publisher:
                 confirm_timeout=self._timeout,
             )
         except Exception as exc:
+            if self._blocked and isinstance(exc, TimeoutError):
+                raise BrokerUnavailable(BLOCKED) from exc
             connected = self._connection is not None
             self.reset()
             if connected and _is_refusal(exc):
@@ -93,15 +101,45 @@ class Publisher:
     def reset(self) -> None:
         """Drop the connection; the next message makes a new one."""
         connection, self._connection = self._connection, None
+        self._blocked = False
         drop(connection)
 
     def _channel(self) -> Any:
         if self._connection is None:
             self._connection = bounded_connection(self._app, self._timeout)
             events = getattr(self._connection.default_channel, "events", None)
+            self._speaks_amqp = events is not None
             if events is not None:
                 events["basic_return"].add(self._on_return)
+                self._connection.connection.on_blocked = self._on_blocked
+                self._connection.connection.on_unblocked = self._on_unblocked
         return self._connection.default_channel
+
+    def _hear(self) -> None:
+        """Take in what an AMQP broker said since the last message. Raises StoreUnavailable while it blocks us.
+
+        A connection that it closed meanwhile is dropped before anything is sent over it: that makes no message late.
+        """
+        if self._connection is None or not self._speaks_amqp:
+            return
+        blocked = self._blocked
+        try:
+            while True:
+                self._connection.drain_events(timeout=0)
+        except TimeoutError:  # that was all
+            pass
+        except Exception:
+            self.reset()
+        if self._blocked:
+            raise BrokerUnavailable(BLOCKED)
+        if blocked:
+            self.reset()  # an answer to the message that was stuck would be taken for that to the next one
+
+    def _on_blocked(self, reason: str) -> None:
+        self._blocked = True
+
+    def _on_unblocked(self) -> None:
+        self._blocked = False
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         self._homeless = True

@@ -95,6 +95,11 @@ class Scheduler(celery.beat.Scheduler):
     def should_sync(self) -> bool:
         return False
 
+    @property
+    def closed(self) -> bool:
+        """Whether this beat was told to end."""
+        return self._closed
+
     def close(self) -> None:
         """Give the lease back, within a second; idempotent. What is in flight is fenced, or already recorded."""
         self._closed = True
@@ -136,7 +141,8 @@ class _Running:
         self._two_servers = why_two_servers(app, settings)
         self._queues = queues_of(app, entries.entries.values())
         capturing, recorded = (
-            Builder(app, outlet, settings.namespace, scheduler.apply_entry) for outlet in (capture, recording)
+            Builder(app, outlet, settings.namespace, scheduler.apply_entry, ending=lambda: scheduler.closed)
+            for outlet in (capture, recording)
         )
         scheduler.send_with(capturing, recorded)
         self._app = app
@@ -150,6 +156,7 @@ class _Running:
             clock=clock,
             on_change=self.waker.wake,
             max_skew=settings.max_skew,
+            replicas=settings.wait_replicas,
         )
         self._capture = capture
         self._settings = settings
@@ -196,12 +203,14 @@ class _Running:
         """Return the path by which a term is to send. Raises StoreUnavailable where the probe gets no answer.
 
         Asked after each failed call. Where another process or master answers since, which may lack what was written last, the
-        path is a new one: that makes a leader begin anew from the ledger, and what was lost there is sent (again).
+        path is a new one: that makes a leader begin anew from the ledger, and what was lost there is sent (again). A store
+        that has lost everything is another matter: its leader writes it back.
         """
         lineage = self._store.lineage()
         if lineage and lineage != self._lineage:
             self._lineage = lineage
-            self._begin_paths()
+            if not self._store.is_empty():
+                self._begin_paths()
         why = self._two_servers or same_server_probe(self._capture, self._store.probe, uuid.uuid4().hex, self._queues)
         self._by_claims.why = why
         path: Path = self._by_claims if why else self._same_server

@@ -21,9 +21,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from itertools import islice
 
 from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.deliveries import DeadLetter
+from celery_tzbeat.errors import BrokerUnavailable
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun, iso
 from celery_tzbeat.store.protocol import BATCH, Burial, Office, Store, Tracking, Verdict
 
@@ -49,6 +51,9 @@ REBUILT_AFTER = 5.0
 
 #: A batch takes no more messages when it has so many bytes: a slow link must carry it within the bound of one call.
 BATCH_BYTES = 1_000_000
+
+#: Cursors are written so many at once, about 5 ms of the server's time.
+CURSORS_AT_ONCE = 500
 
 #: A new entry starts from the later of this host's clock and the store's, where they agree so far. A store further off
 #: (which only a raised tzbeat_max_skew lets lead) tells nothing about this host's time.
@@ -112,6 +117,7 @@ class Term:
             progress=progress,
             events=events,
         )
+        self._cannot_build = False  # since the broker did not answer when it was asked last
         self._claims_known = False  # whether what stands open in the ledger is owed here
         self._built_at = clock.reading()
         self._unlisted = Unlisted(self._ledger, clock, retention)
@@ -154,8 +160,13 @@ class Term:
 
     @property
     def cut_off(self) -> bool:
-        """Whether messages are claimed that cannot be sent, since the broker does not answer."""
-        return self._claims.cut_off
+        """Whether what is due cannot be built or sent, since the broker does not answer."""
+        return self._claims.cut_off or self._cannot_build
+
+    @property
+    def broker_answers(self) -> bool:
+        """Whether the broker took, or refused, the last message that was published to it."""
+        return self._claims.broker_answers is True
 
     def work(self) -> float:
         """Record and send what is due, for at most PUBLISHING seconds. Return how long nothing will be due, in seconds.
@@ -166,7 +177,8 @@ class Term:
         if self._in_flight and began.advance_since(self._built_at) >= REBUILT_AFTER:
             self._agenda.ready.extendleft(course for course, _ in reversed(self._in_flight))
             self._in_flight = []
-        self._settle_places()
+        if not self._settle_places(began):
+            return 0.0
         self._sweep_ledger()
         if not self._send_claims(began):
             return 0.0
@@ -197,13 +209,21 @@ class Term:
 
     # ---- the steps
 
-    def _settle_places(self) -> None:
-        if self._repairs:
-            self._ledger.obey(lambda: self._store.repair(self._repairs, epoch=self.epoch))
-            self._repairs = {}
-        if self._places:
-            self._ledger.obey(lambda: self._store.place(self._places, epoch=self.epoch))
-            self._places = {}
+    def _settle_places(self, began: Reading) -> bool:
+        """Write the cursors that no occurrence moves; return whether that is through."""
+        for write, cursors in ((self._store.repair, self._repairs), (self._store.place, self._places)):
+            while cursors:
+                if not self._left(began):
+                    return False
+                part = dict(islice(cursors.items(), CURSORS_AT_ONCE))
+                self._ledger.obey(lambda write=write, part=part: write(part, epoch=self.epoch))  # type: ignore[misc]
+                for name in part:
+                    del cursors[name]
+        return True
+
+    def _left(self, began: Reading) -> float:
+        """Return the seconds that are left to a step that `began` then."""
+        return max(0.0, PUBLISHING - self._clock.reading().advance_since(began))
 
     def _sweep_ledger(self) -> None:
         known, self._claims_known = self._claims_known, False  # until the replies have come: a redispatch is a claim
@@ -255,8 +275,13 @@ class Term:
             try:
                 message = self.path.build(course.entry, occurrence, epoch=self.epoch)
             except BuildFailed as failure:
+                self._cannot_build = False
                 self._build_failed(course, occurrence, failure)
                 continue
+            except BrokerUnavailable:
+                self._cannot_build = True
+                raise
+            self._cannot_build = False
             if not message.parts:
                 self._not_sent_by_task(course, occurrence)
                 continue
@@ -306,10 +331,8 @@ class Term:
         """Send what is claimed and not surely sent, the earlier leaders' first of all. Return whether that is through."""
         try:
             if not self._claims_known:
-                self._claims.take_over()
-                self._claims_known = True
-            left = PUBLISHING - self._clock.reading().advance_since(began)
-            return self._claims.work(seconds=max(left, 0.0))
+                self._claims_known = self._claims.take_over(seconds=self._left(began))
+            return self._claims_known and self._claims.work(seconds=self._left(began))
         except Outdated:
             raise Replaced from None
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from celery_tzbeat.clock import Clock, Reading
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.errors import BrokerUnavailable, StoreDamaged, StoreUnavailable, StoreUnreadable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Presence
 from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Store, Verdict, needs_newer
@@ -22,8 +22,9 @@ from .agenda import Agenda
 from .events import Events
 from .fleet import alive, differing_entries, newer_standby, oldest_schema
 from .ledger import Replaced
+from .outages import Outages
 from .paths import Path
-from .publisher import BrokerUnavailable, Publisher
+from .publisher import Publisher
 from .term import Term
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class Ticker:
         self._hindrance = "has not reached the store yet"
         self._store_is_fresh = False
         self._tracks = False  # whether worker halves tell the ledger what becomes of occurrences
-        self._failed = False
+        self._outages = Outages()
         #: The path by which this beat sends, or would.
         self.path: Path | None = None  # None: not known, or not since the connection was lost
         # The first plan, made before the lease is asked for; every term makes its own from the ledger's cursors.
@@ -130,23 +131,21 @@ class Ticker:
             self._store_failed(exc)
             wait = RETRY
         except Exception as exc:  # a fault of ours, or garbage in the store: a beat stands by, it does not end
-            log = logger.debug if self._failed else logger.exception
-            log("a tick failed: %s: %s", type(exc).__name__, exc, extra={"action": "tick_failed"})
-            self._store_failed(StoreUnreadable(f"a tick failed: {type(exc).__name__}: {exc}"))
+            if self._store_failed(StoreUnreadable(f"a tick failed: {type(exc).__name__}: {exc}")):
+                logger.exception("a tick failed", extra={"action": "tick_failed"})
             wait = LONGEST_WAIT
         else:
-            if self._failed:
-                logger.info("the store answers again", extra={"action": "store_answers"})
-            self._failed = False
+            self._outages.over("store")
+            if self._broker_answers:
+                self._outages.over("broker")
             if self._elector.lease() is None or not self._cut_off:  # a step in which nothing was sent tells nothing
                 self._helpless_since = None
         self._elector.progress()
         return min(wait, LONGEST_WAIT)
 
-    def _store_failed(self, exc: StoreUnavailable | StoreUnreadable) -> None:
-        log = logger.debug if self._failed else logger.warning
-        log("%s", exc, extra={"action": "store_unavailable"})
-        self._failed = True
+    def _store_failed(self, exc: StoreUnavailable | StoreUnreadable) -> bool:
+        """Take a failed step for what it is; return whether its reason is new."""
+        new = self._outages.failed(exc)
         self._hindrance = str(exc)
         self.path = None
         if self._term is not None and not isinstance(exc, BrokerUnavailable):
@@ -159,10 +158,20 @@ class Ticker:
         helpless = self._helpless_since is not None and now.advance_since(self._helpless_since) >= self._lease
         if self._cut_off and not self._has_standby:
             helpless = False  # the store would hand the lease back to this beat, a lease later
-        if helpless or isinstance(exc, StoreUnreadable):
+        if isinstance(exc, StoreDamaged):
+            self._helpless_since = None  # each beat would find the same, and pass the lease on
+        elif helpless or isinstance(exc, StoreUnreadable):
             # Another beat may fare better: one of another release, or one whose way to the store or broker is not cut.
             self._abstention, self._abstains_since = self._hindrance, now
             self._elector.permit(self._hindrance)
+        return new
+
+    @property
+    def _broker_answers(self) -> bool:
+        """Whether a step that succeeded tells it: a path that was found by a probe, or a message that was published."""
+        if self.path is None or self._elector.lease() is None:
+            return False
+        return self.path.sends_at_once or (self._term is not None and self._term.broker_answers)
 
     @property
     def _cut_off(self) -> bool:
@@ -183,6 +192,7 @@ class Ticker:
             return RETRY
         if self._told != self._term.epoch:
             self._told = self._term.epoch
+            self._outages.forget("broker")
             self._changes.leading(self._told)
         try:
             self._look_at_fleet()

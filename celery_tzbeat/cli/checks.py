@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 @click.pass_obj
 @answering
 def check(obj: Any, strict: bool, as_json: bool) -> None:
-    """Find what is wrong or doubtful before a beat starts: settings, entries, the store and its server.
+    """Find what is wrong or doubtful before a beat starts: settings, entries, the store and its server, the broker.
 
     Says by which path a beat would send, too: 'same server' where the broker is the store, 'claims' elsewhere.
 
-    Errors are what stops a beat. A store that does not answer is a warning: a beat waits for it.
+    Errors are what stops a beat, or keeps it from sending until somebody mends it. A store or broker that does not
+    answer is a warning: a beat waits for it.
 
     \b
     Exit codes: 0 no errors (--strict: nothing at all), 1 otherwise.
@@ -84,9 +85,9 @@ def health(obj: Any, as_json: bool) -> None:
     """Say whether a beat leads and is on time, and whether the clocks agree.
 
     \b
-    Exit codes: 0 healthy; 1 not: nobody leads, the leader does not tick, something is due and was not sent, a clock
-    (this host's or a beat's) is off by more than tzbeat_max_skew, the store did not answer, or the configuration is
-    wrong.
+    Exit codes: 0 healthy; 1 not: nobody leads, the leader does not tick, something is due or claimed and was not sent,
+    a clock (this host's or a beat's) is off by more than tzbeat_max_skew, the store did not answer, or the
+    configuration is wrong.
     """
     found = tz_of(obj).health()
     if as_json:

@@ -29,6 +29,8 @@ When a lease ends:
     reply to a renewal lost       trust goes on from the one before         -
     reply to a resignation lost   has stopped believing already             -
     server gone                   trust ends; renews when it is back        nobody does meanwhile
+    too few replicas have what    leads on for one lease; then resigns,     when it hears it; it too
+    was written for one lease     and bids again when enough have           leads for one lease at most
     server wiped, failed over     trusted yet: renews, the same epoch;      one lease later (`Held` by "")
                                   no more: Lost, and bids as anybody
     server's clock went forward   may believe until its trust ends          at once: two may believe
@@ -96,10 +98,12 @@ class Elector:
         clock: Clock,
         on_change: Callable[[], None],
         max_skew: timedelta,
+        replicas: int = 0,
     ) -> None:
         """Make an elector that may not bid yet (see `permit`); asks the provider nothing.
 
-        `on_change` is called from the stepping thread when leadership has begun or ended; it must not block.
+        `on_change` is called from the stepping thread when leadership has begun or ended; it must not block. `replicas` is
+        how many must have each grant and renewal: where fewer had for a whole lease, it stands down until they have.
         """
         self.holder = holder
         #: How far this host's wall clock is ahead of the server's, in seconds; 0 until it was measured.
@@ -110,6 +114,7 @@ class Elector:
         self._clock = clock
         self._on_change = on_change
         self._max_skew = max_skew.total_seconds()
+        self._replicas = replicas
         # Each of these has one writer or goes one way only: no lock is needed (nor usable in a signal
         # handler).
         self._term: _Term | None = None
@@ -121,6 +126,8 @@ class Elector:
         self._seen = 0  # the highest epoch any answer named
         self._fence = 0  # the highest epoch the store named
         self._abstains_since: Reading | None = None
+        self._fewer_since: Reading | None = None  # in this term, fewer replicas than wanted had what was written
+        self._too_few = ""  # so for a whole lease; until enough have it
         self._failures = 0
         self._over = False
         self._resigned = False
@@ -251,7 +258,7 @@ class Elector:
             self._measure(asked, answer.server_time)
             self._why = _who_leads(answer)
             return min(POLL, answer.remaining.total_seconds() + AFTER_LAPSE)
-        self._abstains_since = None
+        self._abstains_since = self._fewer_since = None
         return self._hold(_Term(Lease(self.holder, answer.epoch), asked), answer)
 
     def _look(self) -> None:
@@ -259,6 +266,8 @@ class Elector:
         asked = self._clock.reading()
         found = self._provider.look()
         self._measure(asked, found.server_time)
+        if self._too_few:
+            self._count_replicas()
         if not isinstance(found, Held):
             return
         self._see(found.epoch)
@@ -277,6 +286,10 @@ class Elector:
             return self._resign(term.lease, "was asked to step down")
         self._why = ""
         self._term = term
+        if self._replicas:
+            self._count_replicas()  # after it believes: a replica that is lost stops nobody at once
+            if self._too_few:
+                return self._resign(term.lease, self._too_few)
         if self._over:
             # `resign_now` came since the request, and may not know of this term. It sets its flag, then looks
             # for a term; here it is the other way round: one of the two sees the other.
@@ -305,6 +318,8 @@ class Elector:
                 f"this host's clock is {abs(self.skew):.0f} s {side} the server's, "
                 f"more than tzbeat_max_skew ({self._max_skew:g} s) allows"
             )
+        if self._too_few:
+            return self._too_few
         since = self._abstains_since
         if since is not None and self._clock.reading().advance_since(since) < self._lease:
             return "was asked to step down"
@@ -330,6 +345,23 @@ class Elector:
         halfway = (asked.wall + self._clock.reading().wall) / 2
         self.skew = halfway - server_time.timestamp()
         self._measured = True
+
+    def _count_replicas(self) -> None:
+        """Note whether enough replicas have what was written; a server that does not tell has none."""
+        try:
+            found, words = self._provider.replicated(self._replicas), ""
+        except (StoreUnavailable, StoreUnreadable) as exc:
+            found, words = 0, f" ({exc})"
+        now = self._clock.reading()
+        if found >= self._replicas:
+            self._fewer_since, self._too_few = None, ""
+            return
+        self._fewer_since = self._fewer_since or now
+        if self._too_few or now.advance_since(self._fewer_since) >= self._lease:
+            self._too_few = (
+                f"{found} of the {self._replicas} replica(s) that tzbeat_wait_replicas asks for had what was written, "
+                f"for {self._lease:g} s{words}"
+            )
 
     def _tell(self) -> None:
         lease = self.lease()

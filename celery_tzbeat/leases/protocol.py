@@ -117,6 +117,12 @@ class LeaseProvider(Protocol):
         Another may have led in between, and been forgotten with it.
         """
 
+    def replicated(self, wanted: int) -> int:
+        """Return how many replicas have all that the server wrote up to this provider's last call.
+
+        Waits until it is `wanted` of them, at most half as long as any call may take. Raises as every call does.
+        """
+
     def resign(self, holder: str, epoch: int) -> bool:
         """Give the lease back and tell the standbys; False if it was not `holder`'s at `epoch`.
 

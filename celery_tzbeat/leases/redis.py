@@ -5,7 +5,7 @@ a fresh one, because it is sent from a signal handler that may have interrupted 
 
 Not promised: that an acknowledged grant outlives a failover to a replica that had not received it. Epochs
 stay monotone then, and the leader that is alive goes on under its own (see `acquire.lua`), unless it is cut
-off with the old master.
+off with the old master: `replicated` (WAIT) lets it see that, and the elector gives way.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any, Protocol
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_tzbeat.errors import StoreUnreadable
 from celery_tzbeat.model import from_micros
-from celery_tzbeat.store.client import CALL_ERRORS, make_client, unavailable
+from celery_tzbeat.store.client import CALL_ERRORS, make_client, unavailable, unreadable
 from celery_tzbeat.store.keys import Keys
 
 from .protocol import Free, Granted, Held, Leader, Lost, Renewed
@@ -33,7 +32,7 @@ RESIGN_TIMEOUT = 0.3
 class Connect(Protocol):
     """How a client is made: `store.client.make_client`, or a test's own."""
 
-    def __call__(self, url: str, *, timeout: float, client_name: str = "") -> redis.Redis: ...
+    def __call__(self, url: str, *, timeout: float, client_name: str = "", key: str = "") -> redis.Redis: ...
 
 
 class RedisLeases:
@@ -44,13 +43,14 @@ class RedisLeases:
         self._connect = connect
         self._lease_ms = lease // timedelta(milliseconds=1)
         self._timeout = lease.total_seconds() / 7  # a call that failed leaves time for others before trust ends
-        keys = Keys(namespace)
+        self._replicas_ms = self._lease_ms // 14  # the server waits for its replicas so long: the reply comes in time
+        self._keys = keys = Keys(namespace)
         self._leader, self._granted, self._wake = keys("leader"), keys("epoch:granted"), keys("wake")
         self._elector = self._client(self._timeout)
         self._operators = self._client(self._timeout)
 
     def acquire(self, holder: str, *, floor: int) -> Granted | Held:
-        answer, epoch, now, *rest = _call(
+        answer, epoch, now, *rest = self._call(
             self._elector, "acquire", (self._leader, self._granted), (holder, self._lease_ms, floor)
         )
         if answer == b"GRANTED":
@@ -65,31 +65,35 @@ class RedisLeases:
 
     def _renew(self, holder: str, epoch: int, trusted: int) -> Renewed | Lost:
         args = (holder, self._lease_ms, epoch, trusted)
-        answer, detail, now, *rest = _call(self._elector, "renew", (self._leader, self._granted), args)
+        answer, detail, now, *rest = self._call(self._elector, "renew", (self._leader, self._granted), args)
         if answer == b"RENEWED":
             return Renewed(from_micros(int(now)), step_down=int(detail) == 1)
         return Lost(rest[0].decode(), int(detail), from_micros(int(now)))
+
+    def replicated(self, wanted: int) -> int:
+        # WAIT counts from the last call of its connection; the elector's thread alone uses this client, and has one.
+        return int(self._ask(self._elector, lambda client: client.wait(wanted, self._replicas_ms)))
 
     def resign(self, holder: str, epoch: int) -> bool:
         client = self._client(min(self._timeout, RESIGN_TIMEOUT))
         try:
             keys = (self._leader, self._granted, self._wake)
-            return bool(_call(client, "resign", keys, (holder, epoch, "resigned")))
+            return bool(self._call(client, "resign", keys, (holder, epoch, "resigned")))
         finally:
             client.close()
 
     def ask_to_step_down(self, epoch: int) -> bool:
-        return bool(_call(self._operators, "step_down", (self._leader, self._wake), (epoch, "step down")))
+        return bool(self._call(self._operators, "step_down", (self._leader, self._wake), (epoch, "step down")))
 
     def look(self) -> Free | Held:
-        answer, *rest = _call(self._elector, "look", (self._leader,))
+        answer, *rest = self._call(self._elector, "look", (self._leader,))
         if answer == b"FREE":
             return Free(from_micros(int(rest[0])))
         epoch, now, holder, remaining, _since = rest
         return Held(holder.decode(), int(epoch), _milliseconds(remaining), from_micros(int(now)))
 
     def leader(self) -> Leader | None:
-        answer, *rest = _call(self._operators, "look", (self._leader,))
+        answer, *rest = self._call(self._operators, "look", (self._leader,))
         if answer == b"FREE" or not rest[2]:
             return None
         epoch, _now, holder, remaining, since = rest
@@ -99,7 +103,7 @@ class RedisLeases:
         return RedisSubscription(
             lambda: self._client(self._timeout),
             self._wake,
-            # Of a client that follows Sentinel: the master that it asked last.
+            # Of a client that follows Sentinel, or a slot of a cluster: the master that it asked last.
             master=lambda: getattr(self._elector.connection_pool, "master_address", None),
         )
 
@@ -107,8 +111,26 @@ class RedisLeases:
         self._elector.close()
         self._operators.close()
 
+    def _call(self, client: redis.Redis, script: str, keys: tuple[str, ...], args: tuple[str | int, ...] = ()) -> Any:
+        text, sha = _SCRIPTS[script]
+
+        def call(client: redis.Redis) -> Any:
+            try:
+                return client.evalsha(sha, len(keys), *keys, *args)
+            except NoScriptError:
+                return client.eval(text, len(keys), *keys, *args)
+
+        return self._ask(client, call)
+
+    def _ask(self, client: redis.Redis, call: Callable[[redis.Redis], Any]) -> Any:
+        try:
+            return call(client)
+        except CALL_ERRORS as exc:
+            down = unavailable(client, exc)
+            raise down or unreadable(client, exc, self._keys, whose="the lease's server") from exc
+
     def _client(self, timeout: float) -> redis.Redis:
-        return self._connect(self._url, timeout=timeout, client_name="tzbeat-leases")
+        return self._connect(self._url, timeout=timeout, client_name="tzbeat-leases", key=self._leader)
 
 
 class RedisSubscription:
@@ -162,18 +184,6 @@ class RedisSubscription:
         self._pubsub = self._client.pubsub()
         self._pubsub.subscribe(self._channel)
         self._subscribed_at = self._master()
-
-
-def _call(client: redis.Redis, script: str, keys: tuple[str, ...], args: tuple[str | int, ...] = ()) -> Any:
-    text, sha = _SCRIPTS[script]
-    try:
-        try:
-            return client.evalsha(sha, len(keys), *keys, *args)
-        except NoScriptError:
-            return client.eval(text, len(keys), *keys, *args)
-    except CALL_ERRORS as exc:
-        down = unavailable(client, exc)
-        raise down or StoreUnreadable(f"the lease's server answered with an error: {exc}") from exc
 
 
 def _read(name: str) -> tuple[str, str]:

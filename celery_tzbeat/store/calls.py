@@ -15,9 +15,9 @@ from typing import Any
 import redis
 from redis.exceptions import ConnectionError, NoScriptError
 
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.errors import StoreUnavailable
 
-from .client import CALL_ERRORS, cannot_serve, make_client, unavailable
+from .client import CALL_ERRORS, cannot_serve, make_client, unavailable, unreadable
 from .keys import Keys
 from .protocol import Answer, Verdict
 
@@ -46,6 +46,7 @@ class RedisCalls:
             url,
             timeout=timeout,
             client_name=client_name,
+            key=self.keys("epoch"),
             on_connect=self._refuse_silent_reconnection if tells_reconnection else None,
         )
         self._connected = False  # as far as the last call told
@@ -64,15 +65,15 @@ class RedisCalls:
             except NoScriptError:
                 return client.eval(text, len(keys), *keys, *args)
 
-        return self._ask(call)
+        return self._ask(call, keys)
 
-    def _ask(self, call: Any) -> Any:
+    def _ask(self, call: Any, keys: Sequence[Word] = ()) -> Any:
         try:
             answer = call(self._client)
         except CALL_ERRORS as exc:
             down = unavailable(self._client, exc)
             self._connected = down is None
-            raise down or StoreUnreadable(f"the store answered with an error: {exc}") from exc
+            raise down or unreadable(self._client, exc, self.keys, keys) from exc
         self._connected = True
         return answer
 
@@ -104,6 +105,11 @@ def answers_of(reply: Sequence[bytes]) -> list[Answer]:
             raise StoreUnavailable(f"the store does not serve: {detail}")
         answers.append(Answer(Verdict(verdict), detail))
     return answers
+
+
+def text_of(value: bytes) -> str:
+    """Return what a key holds as text, whatever it is: garbage in the store must end neither a beat nor a command."""
+    return value.decode(errors="replace")
 
 
 def millis(span: timedelta) -> int:

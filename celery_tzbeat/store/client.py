@@ -7,7 +7,8 @@ worse than one that fails. Ours asks once, within a bound; whoever called decide
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlspli
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     MasterDownError,
     OutOfMemoryError,
@@ -26,7 +28,10 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from celery_tzbeat.errors import InvalidConfiguration, StoreUnavailable
+from celery_tzbeat.errors import InvalidConfiguration, StoreDamaged, StoreUnavailable, StoreUnreadable
+
+from .cluster import ClusterUrl, OwnersPool, client_of_the_owner, is_cluster
+from .keys import Keys
 
 #: What a server says when it cannot serve now, though it answers: all of it means *store down*, nothing is fatal.
 #: redis-py knows some of these words, makes a class of each, and takes it off the text (LOADING is a ConnectionError there).
@@ -34,26 +39,29 @@ _CANNOT_SERVE_ERRORS = (ClusterDownError, MasterDownError, OutOfMemoryError, Rea
 _CANNOT_SERVE = re.compile(
     r"(?<![A-Z])(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|OOM|MISCONF|TRYAGAIN|BUSY|UNBLOCKED)(?![A-Z])"
 )
+#: What a node of a cluster says that has not got the keys; newer redis-py makes it an AskError, or one of its subclasses.
+_ELSEWHERE = re.compile(r"^(MOVED|ASK) \d")
 
 #: Every error that a call may end with.
 CALL_ERRORS: tuple[type[Exception], ...] = (RedisError, OSError)
 
 #: What is served as a store, in words.
-SERVED = "redis://, rediss://, unix:// or sentinel://"
+SERVED = "redis://, rediss://, unix://, sentinel:// or redis+cluster://"
 
 #: Where a sentinel listens unless its address says otherwise.
 SENTINEL_PORT = 26379
 
 
 def make_client(
-    url: str, *, timeout: float, client_name: str = "", on_connect: Callable[[], None] | None = None
+    url: str, *, timeout: float, client_name: str = "", key: str = "", on_connect: Callable[[], None] | None = None
 ) -> redis.Redis:
     """Return a client that connects at its first call and never retries by itself.
 
-    `timeout` bounds connecting and each reply, in seconds; asking all sentinels together takes no longer than asking one
-    server. Looking up a host's name is not bounded: that is the system's resolver. Values come back as bytes. `on_connect`
-    is called for each new connection to the server, and may raise RedisError to refuse it. Raises InvalidConfiguration for a
-    scheme that is not served, ValueError for a URL that cannot be read.
+    `timeout` bounds connecting and each reply, in seconds; asking all sentinels, or all nodes of a cluster, together takes no
+    longer than asking one server. Looking up a host's name is not bounded: that is the system's resolver. Values come back
+    as bytes. `key` is any of the keys that it will be asked for: of a cluster the node that serves their slot answers.
+    `on_connect` is called for each new connection to the server, and may raise RedisError to refuse it. Raises
+    InvalidConfiguration for a scheme that is not served, ValueError for a URL that cannot be read.
     """
     address = redis_url(url)
     options: dict[str, Any] = {
@@ -67,6 +75,8 @@ def make_client(
     if not address.startswith("unix"):  # refused by redis-py for a socket file
         options["socket_keepalive"] = True
     greeting = {"redis_connect_func": _greeting(on_connect)} if on_connect is not None else {}
+    if is_cluster(address):
+        return client_of_the_owner(ClusterUrl.read(address), key, options, greeting)
     if address.startswith("sentinel"):
         return _client_of_the_master(SentinelUrl.read(address), options, greeting)
     return redis.Redis.from_url(address, **options, **greeting)
@@ -200,11 +210,13 @@ def _client_of_the_master(url: SentinelUrl, options: dict[str, Any], greeting: d
 
 
 def redis_url(url: str) -> str:
-    """Return `url` in redis-py's spelling; sentinel:// as `SentinelUrl` writes it.
+    """Return `url` in redis-py's spelling; sentinel:// as `SentinelUrl` writes it, that of a cluster as it is.
 
     kombu writes a socket as ``redis+socket:///path?virtual_host=0``, and ``ssl_cert_reqs=CERT_REQUIRED``.
     """
     scheme = url.partition("://")[0]
+    if is_cluster(url):
+        return url
     if scheme in ("redis", "rediss", "unix"):
         return re.sub(r"(?<=[?&]ssl_cert_reqs=)CERT_(\w+)", lambda found: found[1].lower(), url)
     if scheme == "redis+socket":
@@ -234,8 +246,43 @@ def unavailable(client: redis.Redis, exc: Exception) -> StoreUnavailable | None:
 
     Drops the client's connections: a demoted master keeps its connections open, and a reply may still be on its way.
     """
-    not_now = isinstance(exc, _CANNOT_SERVE_ERRORS) or cannot_serve(str(exc))
+    elsewhere = isinstance(exc, AskError) or _ELSEWHERE.match(str(exc)) is not None
+    not_now = elsewhere or isinstance(exc, _CANNOT_SERVE_ERRORS) or cannot_serve(str(exc))
     if isinstance(exc, ResponseError) and not not_now:
         return None
     client.connection_pool.disconnect()
-    return StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}")
+    hint = ""
+    if elsewhere and not isinstance(client.connection_pool, OwnersPool):
+        hint = "; it is a node of a cluster: name it as redis+cluster://"
+    return StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}{hint}")
+
+
+def unreadable(
+    client: redis.Redis, exc: Exception, keys: Keys, named: Iterable[object] = (), *, whose: str = "the store"
+) -> StoreUnreadable:
+    """Return what to raise for an error that is not about availability; it says which key is damaged, where one is.
+
+    `named` are the keys of the call; those that `keys` has once are looked at in any case.
+    """
+    if "WRONGTYPE" in str(exc):
+        with suppress(*CALL_ERRORS):
+            if found := damage(client, keys, named):
+                return StoreDamaged(found)
+    return StoreUnreadable(f"{whose} answered with an error: {exc}")
+
+
+def damage(client: redis.Redis, keys: Keys, named: Iterable[object] = ()) -> str:
+    """Return which keys have another type than they must have, and what to do; empty where all are right."""
+    wanted = {key: keys.type_of(key) for key in (*keys.fixed(), *(key for key in named if isinstance(key, str)))}
+    checked = [key for key, type_ in wanted.items() if type_]
+    with client.pipeline(transaction=False) as pipe:
+        for key in checked:
+            pipe.type(key)
+        found = [answer.decode() for answer in pipe.execute()]
+    wrong = [
+        f"the key {key!r} is a {type_} and must be a {wanted[key]} (WRONGTYPE): somebody else has written it; "
+        f"rename it (RENAME) to keep it, or delete it"
+        for key, type_ in zip(checked, found, strict=True)
+        if type_ not in ("none", wanted[key])
+    ]
+    return "; ".join(wrong)

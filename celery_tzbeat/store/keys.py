@@ -83,6 +83,22 @@ class Keys:
         """Return the full name of a key of this namespace."""
         return f"tzbeat:{{{self.namespace}}}:{name}"
 
+    def type_of(self, key: str) -> str:
+        """Return the Redis type that a key must have; empty for one that is not of this namespace, or no key."""
+        head = self("")
+        if not key.startswith(head):
+            return ""
+        name = key[len(head) :]
+        for kind in CATALOGUE:
+            stem, placeholder, _ = kind.name.partition("<")
+            if kind.type != "channel" and (name.startswith(stem) if placeholder else name == stem):
+                return kind.type
+        return ""
+
+    def fixed(self) -> tuple[str, ...]:
+        """Return the keys that a namespace has once."""
+        return tuple(self(kind.name) for kind in CATALOGUE if "<" not in kind.name and kind.type != "channel")
+
     def done(self, entry: str, number: int) -> str:
         return self(f"done:{entry}:{number}")
 

@@ -343,6 +343,9 @@ class Store(Protocol):
     def open_occurrences(self) -> list[OpenOccurrence]:
         """Return the open claims, the oldest first. What is tracked and no claim is in `runs` and `survey`."""
 
+    def open_since(self) -> Mapping[str, datetime]:
+        """Return the keys of what is claimed and not settled with the store's time of the claim, for operators."""
+
     def probe(self, command: Command) -> None:
         """Run one captured queue command beside the epoch key, to see whether broker and store are the same server."""
 

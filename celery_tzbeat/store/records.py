@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, cast
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from celery_tzbeat.deliveries import DeadLetter, policy_from_dict, policy_to_dict
 from celery_tzbeat.model import Occurrence, Policy, from_micros, micros
 
-from .calls import Word, millis
+from .calls import Word, millis, text_of
 from .keys import Bucket
 from .protocol import OpenOccurrence, Request, Run, Tracking
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def readable(
+    found: Iterable[tuple[bytes, Mapping[bytes, bytes]]], read: Callable[[bytes, Mapping[bytes, bytes]], T]
+) -> Iterator[T]:
+    """Return what can be read of records; one that cannot is named in the log and left alone: it must stop no leader."""
+    for key, record in found:
+        try:
+            yield read(key, record)
+        except (KeyError, ValueError, OverflowError, TypeError, AttributeError) as exc:
+            logger.error(
+                "the record of %r cannot be read and is left alone: %s: %s",
+                text_of(key),
+                type(exc).__name__,
+                exc,
+                extra={"action": "occurrence_unreadable", "key": text_of(key)},
+            )
 
 
 def policy_text(policy: Policy) -> str:

@@ -11,7 +11,8 @@ import redis
 from celery_tzbeat.errors import StoreUnreadable
 from celery_tzbeat.model import AuditRecord, Cursor, Presence, Unrun, from_micros, micros
 
-from .calls import Word, answers_of, millis
+from .calls import Word, answers_of, millis, text_of
+from .client import damage
 from .protocol import (
     SCHEMA_NEEDS,
     SCHEMA_WRITTEN,
@@ -192,8 +193,9 @@ class RedisStore(OpenOccurrences):
             self._ask(tell)
 
     def entries_of(self, fingerprint: str) -> Mapping[str, str]:
-        found = self._ask(lambda c: c.hgetall(self.keys.entries_of(fingerprint)))
-        return {name.decode(): value.decode() for name, value in found.items()}
+        key = self.keys.entries_of(fingerprint)
+        found = self._ask(lambda c: c.hgetall(key), [key])
+        return {text_of(name): text_of(value) for name, value in found.items()}
 
     def probe(self, command: Command) -> None:
         self._run("probe", (self.keys("epoch"), *command.keys), (command.name, *command.args))
@@ -201,15 +203,25 @@ class RedisStore(OpenOccurrences):
     def lineage(self) -> str:
         """Return what is another text when the store may have lost its last writes: another process or master answers.
 
-        Empty where the server does not tell, or the store has lost everything (`View.fresh`).
+        Empty where the server does not tell.
         """
-        if not self._ask(lambda c: c.exists(self.keys("schema"))):
-            return ""
         try:
             server, replication = (self._ask(lambda c, part=part: c.info(part)) for part in ("server", "replication"))
         except StoreUnreadable:  # the user may not ask
             return ""
         return f"{server.get('run_id')} {replication.get('master_replid')}"
+
+    def damage(self) -> str:
+        """Return which of the keys that a namespace has once have another type, and what to do; empty where none has."""
+        try:
+            found: str = self._ask(lambda c: damage(c, self.keys))
+        except StoreUnreadable:  # the user may not ask
+            return ""
+        return found
+
+    def is_empty(self) -> bool:
+        """Return whether the store is new, or has lost everything (`View.fresh`)."""
+        return not self._ask(lambda c: c.exists(self.keys("schema")))
 
     # ---- reading, for operators
 

@@ -12,7 +12,7 @@ import redis
 from celery_tzbeat.deliveries import WorkerPresence
 from celery_tzbeat.model import MICROSECOND, Occurrence, Policy, from_micros, micros
 
-from .calls import RedisCalls, Word, answers_of, millis
+from .calls import RedisCalls, Word, answers_of, millis, text_of
 from .keys import Bucket
 from .protocol import (
     BATCH,
@@ -27,7 +27,10 @@ from .protocol import (
     Survey,
     Verdict,
 )
-from .records import entry_of, open_occurrence, policy_text, request_of, run_of, tracking_words
+from .records import entry_of, open_occurrence, policy_text, readable, request_of, run_of, tracking_words
+
+#: How far in milliseconds claims stand before everything else in `open` (ledger.lua).
+CLAIMS_FIRST = 10**13
 
 #: How long what became of a request is kept.
 OUTCOMES_KEPT = timedelta(days=1)
@@ -103,8 +106,8 @@ class OpenOccurrences(RedisCalls):
                 return pipe.execute()
 
         found: dict[str, list[OpenOccurrence]] = {entry: [] for entry in entries}
-        for _, record in self._found([key for members in self._ask(ask) for key in members]):
-            one = open_occurrence(record)
+        members = self._found([key for members in self._ask(ask) for key in members])
+        for one in readable(members, lambda _, record: open_occurrence(record)):
             found[one.occurrence.entry].append(one)
         return found
 
@@ -263,7 +266,12 @@ class OpenOccurrences(RedisCalls):
 
     def open_occurrences(self) -> list[OpenOccurrence]:
         keys = self._ask(lambda c: c.zrangebyscore(self.keys("open"), "-inf", 0))  # claims stand before everything else
-        return [open_occurrence(record) for _, record in self._found(keys) if record[b"state"] == b"claimed"]
+        claims = [(key, record) for key, record in self._found(keys) if record.get(b"state") == b"claimed"]
+        return list(readable(claims, lambda _, record: open_occurrence(record)))
+
+    def open_since(self) -> Mapping[str, datetime]:
+        found = self._ask(lambda c: c.zrangebyscore(self.keys("open"), "-inf", 0, withscores=True))
+        return {text_of(key): from_micros((int(score) + CLAIMS_FIRST) * 1000) for key, score in found}
 
     def runs(self, entry: str = "") -> list[Run]:
         scores = self._ask(lambda c: c.zrange(self.keys("open"), 0, -1, withscores=True))
@@ -297,29 +305,30 @@ class OpenOccurrences(RedisCalls):
     def _runs(self, scores: Sequence[tuple[bytes, float]]) -> list[Run]:
         at = dict(scores)
         found = self._found([key for key, _ in scores])
-        return [run_of(key, record, at[key.encode()]) for key, record in found if b"policy" in record]
+        tracked = [(key, record) for key, record in found if b"policy" in record]
+        return list(readable(tracked, lambda key, record: run_of(text_of(key), record, at[key])))
 
-    def _found(self, keys: Sequence[bytes]) -> list[tuple[str, dict[bytes, bytes]]]:
+    def _found(self, keys: Sequence[bytes]) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return the records of keys; what was settled since the keys were read is left out."""
-        names = [key.decode() for key in keys]
         records: list[dict[bytes, bytes]] = []
-        for start in range(0, len(names), BATCH):
-            records += self._ask(lambda c, part=names[start : start + BATCH]: self._records(c, part))
-        return [(name, record) for name, record in zip(names, records, strict=True) if record]
+        for start in range(0, len(keys), BATCH):
+            part = [self.keys.occurrence(text_of(key)) for key in keys[start : start + BATCH]]
+            records += self._ask(lambda c, part=part: self._records(c, part), part)
+        return [(key, record) for key, record in zip(keys, records, strict=True) if record]
 
     def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
         with client.pipeline(transaction=False) as pipe:
             for key in keys:
-                pipe.hgetall(self.keys.occurrence(key))
+                pipe.hgetall(key)
             return list(pipe.execute())
 
     def dead_letter(self, key: str) -> str | None:
         letter = self._ask(lambda c: c.hget(self.keys("dead"), key))
-        return letter.decode() if letter is not None else None
+        return text_of(letter) if letter is not None else None
 
     def dead_letters(self) -> Mapping[str, str]:
         letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
-        return {key.decode(): letter.decode() for key, letter in letters.items()}
+        return {text_of(key): text_of(letter) for key, letter in letters.items()}
 
     # ---- requests of operators
 

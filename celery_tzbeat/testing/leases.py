@@ -29,11 +29,12 @@ class MemoryLeases:
     """One server with one lease (a `LeaseProvider`); every holder of a simulation asks the same instance.
 
     `clock` is the server's own: skew or step it as you like. With `unavailable = True` every call fails and
-    nothing happens; `wipe()` is a FLUSHALL.
+    nothing happens; `wipe()` is a FLUSHALL; `replicas` is how many have what was written.
     """
 
     def __init__(self, clock: Clock, lease: timedelta) -> None:
         self.unavailable = False
+        self.replicas = 0
         self._clock = clock
         self._lease = lease
         self._record: _Record | None = None
@@ -74,6 +75,10 @@ class MemoryLeases:
         self._mark = max(self._mark, epoch)
         self._record = replace(record, expires_at=now + self._lease)
         return Renewed(now, step_down=record.step_down)
+
+    def replicated(self, wanted: int) -> int:
+        self._answer()
+        return self.replicas
 
     def resign(self, holder: str, epoch: int) -> bool:
         record = self._present(self._answer())

@@ -143,6 +143,9 @@ class MemoryOpenOccurrences(MemoryLedger):
             self.note("published", record.entry, record.nominal, record.nominal, 1, epoch, detail)
         return Verdict.DONE
 
+    def open_since(self) -> Mapping[str, datetime]:
+        return {key: record.deadline for key, record in self.data.open.items() if record.state == "claimed"}
+
     def reclaim(self, occurrence: Occurrence, *, epoch: int) -> OpenOccurrence | None:
         record = self.data.open.get(occurrence.key)
         if self.refused(epoch) or record is None or record.state != "claimed" or record.epoch >= epoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import redis
 
 from celery_tzbeat.clock import SystemClock
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import StoreDamaged, StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.leases.protocol import Free, Granted, Held, LeaseProvider, Lost, Renewed
 from celery_tzbeat.leases.redis import RedisLeases
@@ -547,3 +548,83 @@ def test_an_elector_survives_a_restart_of_its_server(on_redis: RedisServer) -> N
     assert after.epoch > before.epoch  # the server came back empty: another might have led meanwhile
     alone.stop()
     leases.close()
+
+
+@pytest.mark.parametrize("key", [LEADER, GRANTED])
+def test_a_key_of_another_type_is_named_with_what_to_do(on_redis: RedisServer, key: str) -> None:
+    on_redis.client.lpush(key, "somebody else's")
+    with pytest.raises(StoreDamaged, match=re.escape(f"the key {key!r} is a list and must be a")):
+        on_redis.leases.acquire("a", floor=0)
+
+
+# Replicas.
+
+
+def test_without_a_replica_none_has_what_was_written(server: Server) -> None:
+    server.leases.acquire("a", floor=0)
+    assert server.leases.replicated(1) == 0
+
+
+def test_a_server_that_is_gone_tells_nothing_of_its_replicas(server: Server) -> None:
+    server.go_away()
+    with pytest.raises(StoreUnavailable):
+        server.leases.replicated(1)
+
+
+@pytest.fixture
+def replicated_server() -> Iterator[tuple[LocalServer, LocalServer]]:
+    with LocalServer() as primary, LocalServer(replica_of=primary) as replica:
+        yield primary, replica
+
+
+def test_a_replica_counts_that_has_what_was_written_and_a_frozen_one_does_not(
+    replicated_server: tuple[LocalServer, LocalServer],
+) -> None:
+    primary, replica = replicated_server
+    leases = RedisLeases(primary.url, namespace="test", lease=timedelta(seconds=2))
+    wait_until(lambda: isinstance(leases.acquire("a", floor=0), Granted) and leases.replicated(1) == 1, 10, "it")
+    replica.freeze()
+    leases.acquire("a", floor=0)
+    asked = time.monotonic()
+    assert leases.replicated(1) == 0
+    assert time.monotonic() - asked < 2 / 7, "it waited longer than a call may take"
+    leases.look()  # a look writes nothing: what the frozen one lacks was written before
+    assert leases.replicated(1) == 0
+    replica.thaw()
+    wait_until(lambda: leases.look() and leases.replicated(1) == 1, 10, "the replica to have caught up")
+    leases.close()
+
+
+def test_a_leader_without_its_replica_gives_way_after_a_lease_and_leads_again_when_it_is_back(
+    replicated_server: tuple[LocalServer, LocalServer],
+) -> None:
+    primary, replica = replicated_server
+    leases = RedisLeases(primary.url, namespace="test", lease=timedelta(seconds=1))
+    beat = Elector(
+        leases,
+        holder="a",
+        lease=timedelta(seconds=1),
+        clock=SystemClock(),
+        on_change=lambda: None,
+        max_skew=timedelta(minutes=5),
+        replicas=1,
+    )
+    beat.start()
+    try:
+        beat.permit("")
+        until(lambda: beat.lease() is not None)
+        replica.freeze()
+        frozen = time.monotonic()
+
+        def gave_way() -> bool:
+            beat.progress()
+            return beat.lease() is None and "tzbeat_wait_replicas" in beat.why
+
+        until(gave_way)
+        assert 0.6 < time.monotonic() - frozen < 4
+        until(lambda: leases.leader() is None)
+        replica.thaw()
+        until(lambda: (beat.progress(), beat.lease() is not None)[1])
+    finally:
+        beat.stop()
+        leases.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
+from celery_tzbeat.errors import StoreDamaged, StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Cursor, Occurrence, Presence, Unrun
 from celery_tzbeat.store.keys import CATALOGUE, Bucket
 from celery_tzbeat.store.protocol import (
@@ -389,6 +390,19 @@ def test_a_payload_is_kept_byte_for_byte_and_a_misfire_stays_one(ledger: Ledger)
     assert [(r.event, r.detail) for r in ledger.store.audit()][-2:] == [("claimed", "misfire"), ("sent", "misfire")]
 
 
+def test_what_is_open_says_since_when_and_a_takeover_does_not_make_it_younger(ledger: Ledger) -> None:
+    ledger.store.take_office(1)
+    ledger.store.claim([claim("a", ledger.now - 3 * SECOND), claim("b", ledger.now)], epoch=1)
+    since = ledger.store.open_since()
+    keys = {name: Occurrence(name, at).key for name, at in (("a", ledger.now - 3 * SECOND), ("b", ledger.now))}
+    assert set(since) == set(keys.values())
+    assert all(abs(at - ledger.store.time()) < 5 * SECOND for at in since.values()), "since the claim, not the nominal"
+    ledger.store.take_office(2)
+    ledger.store.reclaim(Occurrence("a", ledger.now - 3 * SECOND), epoch=2)
+    ledger.store.confirm([claimed("b", ledger.now)], epoch=2)
+    assert ledger.store.open_since() == {keys["a"]: since[keys["a"]]}
+
+
 def test_a_whole_batch_is_claimed_and_confirmed_by_one_call_each(ledger: Ledger) -> None:
     ledger.store.take_office(1)
     names = [f"entry {i:03}" for i in range(BATCH)]
@@ -607,6 +621,38 @@ def test_a_ledger_key_of_the_wrong_type_leaves_a_message_without_a_record_never_
     assert verdicts(store.dispatch([dispatch("a", now)], epoch=1)) == [Verdict.DECIDED]  # no flood
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["epoch", "schema", "cursor", "last", "audit", "beats", "open", "done:{bucket}", "entries:f", "open:a"],
+)
+def test_a_key_of_another_type_is_named_with_what_to_do(store: RedisStore, client: redis.Redis, name: str) -> None:
+    store.take_office(1)
+    now = store.time()
+    name = name.format(bucket=f"a:{Bucket.of(now, SECOND).number}")
+    key = f"tzbeat:{{test/0}}:{name}"
+    wanted, wrong = store.keys.type_of(key), "list"
+    client.delete(key)
+    client.lpush(key, "somebody else's")
+
+    def use() -> None:
+        store.attend(presence("b"))
+        store.entries_of("f")
+        store.take_office(1)
+        if name.startswith("open"):
+            store.claim([claim("a", now)], epoch=1)
+            store.open_occurrences()
+        store.dispatch([dispatch("a", now)], epoch=1)
+        store.beats()
+
+    with pytest.raises(StoreDamaged, match=rf"'{re.escape(key)}' is a {wrong} and must be a {wanted}.*rename it"):
+        use()
+    assert (key in store.damage()) is (":" not in name)  # those of one entry are named by the call that meets them
+    client.rename(key, "aside")
+    store.take_office(1)
+    assert verdicts(store.dispatch([dispatch("b", now)], epoch=1)) in ([Verdict.DONE], [Verdict.WIPED])
+    assert store.damage() == ""
+
+
 def test_a_full_server_is_a_store_that_does_not_serve_and_nothing_is_half_done(
     make_server: Callable[..., LocalServer],
 ) -> None:
@@ -788,6 +834,25 @@ def test_open_claims_are_found_in_the_order_in_which_they_were_made(store: Redis
         while store.time() - before < timedelta(milliseconds=1):
             pass
     assert [found.occurrence.entry for found in store.open_occurrences()] == ["z", "y", "x"]
+
+
+def test_a_claim_whose_record_cannot_be_read_is_left_alone_and_named_and_the_others_are_found(
+    store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.take_office(1)
+    now = store.time()
+    store.claim([claim(name, now) for name in ("whole", "torn", "odd", "foreign")], epoch=1)
+    keys = {name: Occurrence(name, now).key for name in ("torn", "odd", "foreign")}
+    client.hdel(store.keys.occurrence(keys["torn"]), "payload")
+    client.hset(store.keys.occurrence(keys["odd"]), "nominal", "soon")
+    client.hset(store.keys.occurrence(keys["foreign"]), "entry", b"\xff")
+    client.zadd(store.keys("open"), {b"\xff\xfe": 1})
+    assert [found.occurrence.entry for found in store.open_occurrences()] == ["whole"]
+    for key in keys.values():
+        assert f"the record of {key!r} cannot be read" in caplog.text
+    assert set(keys.values()) < set(store.open_since()), "health names them"
+    client.hset(store.keys("dead"), b"\xff", b"\xff")
+    assert store.dead_letters() == {"\ufffd": "\ufffd"}
 
 
 def test_a_claim_settled_while_the_list_is_read_is_left_out(store: RedisStore, client: redis.Redis) -> None:

@@ -192,9 +192,11 @@ def test_the_table_of_errors_is_the_tree() -> None:
 def test_every_finding_is_in_the_table() -> None:
     """Those of the module's docstring, which are those that it makes."""
     listed = first_cells(page("docs/reference/errors.md").table("id"))
-    api = resources.files("celery_tzbeat") / "api"
-    source = "".join((api / name).read_text("utf-8") for name in ("findings.py", "workers.py"))
-    made = {f"tzbeat.{id}" for id in re.findall(r'"([EW]\d{3})"', source)}
+    rooms = [
+        resources.files("celery_tzbeat") / "api" / f"{name}.py"
+        for name in ("findings", "preflight", "health", "workers")
+    ]
+    made = {f"tzbeat.{id}" for room in rooms for id in re.findall(r'"([EW]\d{3})"', room.read_text("utf-8"))}
     assert set(listed) == set(re.findall(r"tzbeat\.[EW]\d{3}", findings.__doc__ or "")) == made
     assert len(listed) == len(set(listed))
 

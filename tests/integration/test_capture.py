@@ -34,7 +34,7 @@ def builder(empty_server: LocalServer) -> Builder:
 
 def build(builder: Builder) -> int:
     entry = Entry("e", "proj.task", every(1))
-    return len(builder.build(entry, Occurrence("e", NOON), epoch=1).commands)
+    return len(builder.build(entry, Occurrence("e", NOON), epoch=1).parts)
 
 
 def test_a_queue_whose_bindings_are_gone_is_unroutable_and_declared_anew(

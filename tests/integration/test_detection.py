@@ -29,10 +29,10 @@ from evidence import (
 )
 from kombu.exceptions import OperationalError
 
-from celery_tzbeat.api.findings import route
+from celery_tzbeat.api.preflight import route
 from celery_tzbeat.beat.capture import Capture
 from celery_tzbeat.beat.paths import TWO_SERVERS, same_server_probe
-from celery_tzbeat.beat.scheduler import open_store
+from celery_tzbeat.beat.scheduler import Scheduler, _Running, open_store
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.settings import Settings
 from celery_tzbeat.store.protocol import Command
@@ -323,9 +323,11 @@ def test_a_probe_whose_reply_is_lost_leaves_what_expires(capture_of: Any, server
 def test_a_store_says_once_that_its_connection_was_closed_and_writes_nothing_before(server: LocalServer) -> None:
     app = Celery("proj", broker=server.url, set_as_current=False)
     with closing(open_store(Settings.read(app), tells_reconnection=True)) as ours:
-        assert ours.lineage() == "", "an empty store has none"
-        ours.take_office(1)
         lineage = ours.lineage()
+        assert ours.is_empty()
+        ours.take_office(1)
+        assert ours.lineage() == lineage
+        assert not ours.is_empty()
         with connected(server.url) as client:
             client.client_kill_filter(_type="normal", skipme=True)
         with pytest.raises(StoreUnavailable, match="the server closed the connection"):
@@ -333,11 +335,48 @@ def test_a_store_says_once_that_its_connection_was_closed_and_writes_nothing_bef
         with connected(server.url) as client:
             assert client.get(ours.keys("epoch")) == b"1"
         assert ours.take_office(2) is not None
-        assert ours.lineage() == lineage
+        assert ours.lineage() == lineage != ""
         server.restart()
         with pytest.raises(StoreUnavailable):
             ours.lineage()
         assert ours.lineage() not in ("", lineage)
+
+
+@pytest.fixture
+def running(server: LocalServer) -> Iterator[_Running]:
+    """A beat that was never told to tick: it chooses its path when the test does."""
+    app = Celery("proj", broker=server.url, set_as_current=False)
+    made = _Running(Scheduler(app, lazy=True))
+    yield made
+    made._capture.reset()
+    made._store.close()
+    made.waker.close()
+
+
+def test_a_first_fault_on_a_store_that_was_empty_begins_no_term_anew(running: _Running, server: LocalServer) -> None:
+    path = running._choose_path()
+    running._store.take_office(1)
+    assert running._choose_path() is path
+    with connected(server.url) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(StoreUnavailable):
+        running._choose_path()
+    assert running._choose_path() is path, "the same process answers: nothing is lost there"
+    server.restart()
+    with pytest.raises(StoreUnavailable):
+        running._choose_path()
+    assert running._choose_path() is not path, "another process may lack what was written last"
+
+
+def test_a_store_that_lost_everything_is_written_back_by_its_term(running: _Running, server: LocalServer) -> None:
+    running._store.take_office(1)
+    path = running._choose_path()
+    server.restart(wipe=True)
+    with pytest.raises(StoreUnavailable):
+        running._choose_path()
+    assert running._choose_path() is path
+    running._store.take_office(2)
+    assert running._choose_path() is path, "what is there now this beat has written"
 
 
 # ---- the lease on a server of its own

@@ -299,7 +299,7 @@ def test_overlap_without_a_worker_half_is_said(project: Any) -> None:
     beat.wait_for_log("no worker half is alive", SOON)
     wait_until(lambda: len(queued(project.url)) >= 2, SOON, "start_within frees the entry")
     assert events(project, "lost")
-    assert "tzbeat.W210" in {finding.id for finding in tz_of_entries(project).check()}
+    assert "tzbeat.W213" in {finding.id for finding in tz_of_entries(project).check()}
 
 
 def tz_of_entries(project: Any) -> TzBeat:

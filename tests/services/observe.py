@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -94,6 +96,18 @@ class Bench:
             return next((beat for beat in beats if beat.alive and beat.pid in pids), None)
 
         return wait_until(leading, 30, "a leader")
+
+    def operator(self, command: str) -> dict[str, Any]:
+        """Return what an operator's command says, as JSON; nothing else may be said."""
+        words = [sys.executable, "-m", "celery", "-A", "proj", "tzbeat", command, "--json"]
+        done = self.project.start(*words, name=f"operator{len(self.project.processes)}")
+        done.wait(60)
+        found: dict[str, Any] = json.loads(done.log)
+        return found
+
+    def findings(self, command: str) -> dict[str, str]:
+        """Return what a command finds wrong or doubtful, text by id."""
+        return {found["id"]: found["text"] for found in self.operator(command)["findings"]}
 
     def audit(self, event: str = "", entry: str = "") -> list[AuditRecord]:
         records = self.ask(lambda store: store.audit(count=100_000))

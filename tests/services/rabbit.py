@@ -95,6 +95,12 @@ class Inbox:
                 self._taken.append(Message(properties.pop("application_headers", {}), properties, body))
         return [message for message in self._taken if entry in ("", message.entry)]
 
+    def declare(self, exchange: str) -> None:
+        """Make the (durable) queue, bound to an exchange by its own name."""
+        channel = self._channel()
+        channel.queue_declare(self.queue, durable=True, auto_delete=False)
+        channel.queue_bind(self.queue, exchange, self.queue)
+
     def delete_queue(self) -> None:
         """Delete the (classic) queue; what stood in it has been taken out, so nothing is lost with it."""
         while True:

@@ -72,7 +72,7 @@ def rate(bench: Bench) -> float:
     return 200 / took
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_of_a_thousand_entries_the_good_ones_are_on_time_and_each_bad_one_ends_as_stated(bench: Bench) -> None:
     measured = rate(bench)
     due = in_seconds(15)
@@ -80,7 +80,7 @@ def test_of_a_thousand_entries_the_good_ones_are_on_time_and_each_bad_one_ends_a
     (beat,) = bench.start_beats(1)
     assert now() < due, "the machine is too busy for this test"
     wait_until(lambda: len(bench.inbox().messages()) >= GOOD, 120, "the good ones")
-    wait_until(lambda: len(bench.audit("dead")) == 5, 90, "the bad ones to be given up")
+    wait_until(lambda: len(bench.audit("dead")) == 5, 150, "the bad ones to be given up")
 
     messages = bench.inbox().messages()
     assert sorted(message.entry for message in messages) == sorted(f"good {n}" for n in range(GOOD))

@@ -29,6 +29,7 @@ app.conf.beat_schedule = {{
     "kept": entry(1),
     "edited": entry(1),
     "removed": entry(1),
+    "renamed": entry(1),
     "relative": entry(1, expires=100),
     "absolute": entry(1, expires=datetime.fromisoformat({later!r})),
     "delayed": entry(1, countdown=50),
@@ -36,10 +37,11 @@ app.conf.beat_schedule = {{
     "warm": {{**entry("warm", queue={queue!r}), "schedule": at({warm!r})}},
 }}
 """
-CLAIMED = ["absolute", "delayed", "edited", "kept", "relative", "removed", "run"]
+CLAIMED = ["absolute", "delayed", "edited", "kept", "relative", "removed", "renamed", "run"]
 EDITED = """
 app.conf.beat_schedule["edited"] = {"task": "proj.record", "schedule": 3600.0, "args": [2]}
 del app.conf.beat_schedule["removed"]
+app.conf.beat_schedule["new name"] = app.conf.beat_schedule.pop("renamed")
 """
 
 
@@ -81,7 +83,7 @@ def test_the_next_leader_first_sends_what_the_last_one_had_claimed_whatever_its_
         assert len({message.id for message in came if message.tzbeat["key"] == key}) == 1
     by_entry = {message.entry: message for message in taken_over.values()}
     assert all(by_entry[name].args == [1] for name in CLAIMED if name != "run")
-    assert not [message for message in came if message.args == [2]]
+    assert not [message for message in came if message.args == [2] or message.entry == "new name"]
     # A duration is counted from when the message was sent, an instant is not.
     assert from_iso(by_entry["relative"].headers["expires"]) > due + timedelta(seconds=104)
     assert from_iso(by_entry["delayed"].headers["eta"]) > due + timedelta(seconds=54)

@@ -98,6 +98,29 @@ def test_a_deleted_queue_is_declared_again_and_nothing_is_lost_or_doubled(bench:
     assert late[len(late) // 2] < 0.5, "it is declared and sent to at once"
 
 
+def test_a_queue_that_celery_does_not_know_is_missing_for_ten_due_instants_and_all_arrive(bench: Bench) -> None:
+    inbox = bench.inbox()
+    inbox.declare("amq.direct")
+    elsewhere = {
+        "task": "proj.record",
+        "schedule": 2.0,
+        "options": {"exchange": "amq.direct", "routing_key": inbox.queue},
+    }
+    bench.write(beat_schedule={"even": elsewhere}, task_default_queue="another")
+    beats = bench.start_beats(2)
+    wait_until(lambda: bench.nominals("even"), 60, "the first message")
+    before = bench.nominals("even")[-1]
+    until = before + OUTAGE + SECOND
+    inbox.delete_queue()
+    beats[0].wait_for_log("returned as unroutable: exchange 'amq.direct'", 20)
+    sleep_until(until)
+    inbox.declare("amq.direct")
+    assert outcome(bench, beats, before, until) == 0
+    assert not bench.audit("coalesced")
+    late = sorted(bench.lateness("even"))
+    assert late[-1] > 15, "it was not missing for long enough to be refused five times"
+
+
 def stopped(server: LocalServer, until: datetime) -> None:
     server.kill()
     sleep_until(until)

@@ -28,6 +28,10 @@ def short(text: str) -> bytes:
 NOT_FOUND = [(20, 40, struct.pack(">H", 404) + short("NOT_FOUND - no exchange") + struct.pack(">HH", 60, 40))]
 RETURN = [(60, 50, struct.pack(">H", 312) + short("NO_ROUTE") + short("") + short("celery"))]
 
+#: What it says to a connection, not to a message.
+BLOCKED = (10, 60, short("low on memory"))
+UNBLOCKED = (10, 61, b"")
+
 Method = tuple[int, int, bytes]
 
 
@@ -60,6 +64,20 @@ class Peer:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
         self._thread.join(timeout=5)
+
+    def tell(self, method: Method) -> None:
+        """Say something to every connection."""
+        cls, number, arguments = method
+        payload = struct.pack(">HH", cls, number) + arguments
+        for end in self._connections:
+            with suppress(OSError):
+                end.sendall(struct.pack(">BHI", METHOD, 0, len(payload)) + payload + b"\xce")
+
+    def hang_up(self) -> None:
+        """Close every connection."""
+        for end in self._connections:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
         with suppress(OSError):
@@ -122,7 +140,7 @@ class Peer:
             elif kind == BODY:
                 self.published += 1
                 for cls, number, arguments in self._says:
-                    say(channel, cls, number, arguments)
+                    say(0 if cls == 10 else channel, cls, number, arguments)
                     if (cls, number) == (60, 50):  # a returned message comes with its content
                         send(HEADER, channel, struct.pack(">HHQH", 60, 0, 1, 0))
                         send(BODY, channel, b"x")

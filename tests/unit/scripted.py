@@ -8,7 +8,7 @@ from typing import Literal
 
 from celery_tzbeat.beat.publisher import Fate
 from celery_tzbeat.envelopes import Envelope
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import BrokerUnavailable
 
 Does = Literal["take", "refuse", "lose", "take and lose"]
 
@@ -30,7 +30,7 @@ class ScriptedBroker:
         if does.startswith("take"):
             self.taken.append(envelope)
         if does.endswith("lose"):
-            raise StoreUnavailable("the broker does not answer")
+            raise BrokerUnavailable("the broker does not answer")
         return (Fate.NOT_SENT, "returned as unroutable") if does == "refuse" else (Fate.CONFIRMED, "")
 
     @property

@@ -8,25 +8,29 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
+import amqp
 import pytest
 import redis
 from celery import Celery
 
-from celery_tzbeat.api import Finding, TzBeat, findings
+from celery_tzbeat.api import Finding, TzBeat, health, preflight
 from celery_tzbeat.beat.scheduler import configuration, open_store
 from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule, StoreUnavailable
 from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.model import Cursor, Occurrence, Presence, Unrun
 from celery_tzbeat.schedules import tzdata_version
 from celery_tzbeat.settings import Settings
-from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import Burial
+from celery_tzbeat.store.keys import Bucket, Keys
+from celery_tzbeat.store.protocol import Burial, Claim
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
 
 UTC = timezone.utc
 DEFAULT = "celery.beat:PersistentScheduler"
 NEW_YORK = "America/New_York"
+
+#: A broker that is not there.
+BROKEN = "amqp://me:secret@127.0.0.1:9//"
 
 
 def an_app(url: str = "redis://localhost:1/0", **conf: Any) -> Celery:
@@ -331,6 +335,31 @@ def test_what_is_due_and_not_sent_is_named(ground: Ground) -> None:
     assert "'tick' since " in found.text
 
 
+def test_what_is_claimed_and_not_sent_is_named_though_its_cursor_has_moved(empty_server: LocalServer) -> None:
+    yearly = {"yearly": {"task": "proj.add", "schedule": 365 * 86_400}}  # by its cursor it is on time
+    ground = Ground(empty_server.url, broker_url=BROKEN, tzbeat_url=empty_server.url, beat_schedule=yearly)
+    with closing(ground.store), closing(ground.leases):
+        epoch = ground.lead()
+        ground.attend()
+        occurrence = Occurrence("yearly", ground.store.time().replace(microsecond=0))
+        bucket = Bucket.of(occurrence.nominal, timedelta(days=365))
+        cursor = ground.cursor("yearly", ahead=timedelta())
+        ground.store.claim([Claim(occurrence, bucket, cursor, b"message")], epoch=epoch)
+        assert ground.tz.health().ok, "what was claimed just now may be on its way"
+
+        since = (ground.store.time() - timedelta(seconds=20)).timestamp() * 1000
+        with redis.Redis.from_url(empty_server.url) as client:
+            client.zadd(ground.store.keys("open"), {occurrence.key: since})
+        claimed, broker = ground.tz.health().findings
+        assert claimed.id == "tzbeat.E304"
+        assert f"claimed and not sent: '{occurrence.key}' since" in claimed.text
+        assert broker.id == "tzbeat.E307"
+        assert broker.text.startswith("the broker 'amqp://me:**@127.0.0.1:9//' does not answer: ")
+
+        ground.app.conf.broker_url = "memory://"
+        assert ids(ground.tz.health().findings) == ["tzbeat.E304"], "a broker that answers explains nothing"
+
+
 def test_an_entry_that_is_changed_here_is_not_overdue(ground: Ground) -> None:
     epoch = ground.lead()
     ground.attend()
@@ -404,6 +433,48 @@ def test_check_leaves_out_with_a_warning_where_strict_is_false() -> None:
 
 def by_id(ground: Ground) -> dict[str, Finding]:
     return {finding.id: finding for finding in ground.tz.check()}
+
+
+@pytest.mark.parametrize(
+    ("broker", "id", "words"),
+    [
+        (BROKEN, "tzbeat.W210", "the broker 'amqp://me:**@127.0.0.1:9//' does not answer: "),
+        (f"{BROKEN};amqp://127.0.0.1:10//", "tzbeat.W210", "does not answer: "),
+        ("redis://:secret@127.0.0.1:9/0", "tzbeat.W210", "the broker 'redis://:**@127.0.0.1:9/0' does not answer: "),
+        (
+            "rabbitmq://127.0.0.1",
+            "tzbeat.E006",
+            "its transport cannot be loaded: KeyError: 'No such transport: rabbitmq",
+        ),
+        ("memory://", "tzbeat.W211", "no worker gets what it sends"),
+    ],
+)
+def test_check_asks_a_broker_that_is_not_the_store(ground: Ground, broker: str, id: str, words: str) -> None:
+    found = {finding.id: finding for finding in TzBeat(an_app(broker, tzbeat_url=ground.settings.url)).check()}
+    assert words in found[id].text
+    assert found[id].hint
+    assert (found[id].severity == "error") is (id == "tzbeat.E006")
+    assert "secret" not in found[id].text + found[id].hint
+
+
+@pytest.mark.parametrize(
+    ("says", "refused"),
+    [
+        (amqp.exceptions.AccessRefused("Login was refused"), True),
+        (amqp.exceptions.NotAllowed("vhost nosuch not found"), True),
+        (redis.AuthenticationError("invalid username-password pair or user is disabled."), True),
+        (ConnectionRefusedError(111, "Connection refused"), False),
+        (amqp.exceptions.ConnectionForced("broker shut down"), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_a_broker_that_refuses_us_is_told_from_one_that_is_not_there(says: Exception, refused: bool) -> None:
+    assert preflight.broker_refuses(says) is refused
+
+
+def test_a_broker_that_answers_is_no_finding(ground: Ground, make_server: Any) -> None:
+    app = an_app(make_server(appendonly=True).url, tzbeat_url=ground.settings.url)
+    assert not {"tzbeat.E006", "tzbeat.W210", "tzbeat.W211"} & set(ids(TzBeat(app).check()))
 
 
 def test_check_warns_of_beats_that_differ_and_names_what_differs(ground: Ground) -> None:
@@ -487,6 +558,24 @@ def test_check_warns_of_a_server_that_evicts_and_keeps_nothing(empty_server: Loc
     evicting = make_server(args=("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"))
     assert ids(TzBeat(an_app(evicting.url)).check()) == ["tzbeat.W205", "tzbeat.W206"]
     assert ids(TzBeat(an_app(make_server(appendonly=True).url)).check()) == []
+
+
+def test_check_names_a_key_of_another_type(ground: Ground) -> None:
+    with redis.Redis.from_url(ground.settings.url) as client:
+        client.set(Keys(ground.settings.namespace)("audit"), "not a stream")
+    found = by_id(ground)["tzbeat.E007"]
+    assert ":audit' is a string and must be a stream" in found.text
+
+
+def test_check_warns_of_fewer_replicas_than_a_leader_asks_for(make_server: Any) -> None:
+    primary = make_server(appendonly=True)
+    app = an_app(primary.url)
+    app.conf.tzbeat_wait_replicas = 1
+    (found,) = TzBeat(app).check()
+    assert found.id == "tzbeat.W212"
+    assert "has 0 replica(s), tzbeat_wait_replicas asks for 1" in found.text
+    make_server(replica_of=primary)
+    assert ids(TzBeat(app).check()) == []
 
 
 def test_check_warns_of_a_store_that_is_written_differently(ground: Ground) -> None:
@@ -688,10 +777,10 @@ def test_health_names_what_keeps_the_server_from_writing(ground: Ground) -> None
     ],
 )
 def test_what_info_tells_of_refused_writes_is_understood(info: dict[str, Any], guard: str | None, word: str) -> None:
-    ((reason, _),) = findings._reasons(info, guard)
+    ((reason, _),) = health._reasons(info, guard)
     assert word in reason
 
 
 def test_a_server_that_takes_writes_gives_no_reason() -> None:
     fine = {"role": "master", "used_memory": 5, "maxmemory": 0, "rdb_last_bgsave_status": "err"}
-    assert not list(findings._reasons(fine, "no"))
+    assert not list(health._reasons(fine, "no"))

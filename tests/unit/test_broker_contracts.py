@@ -11,12 +11,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import amqp
 import billiard
 import pytest
-from amqp_peer import ACK, CONFIRM_SELECT, NACK, NOT_FOUND, QUEUE_DECLARE, RETURN, Peer
+from amqp_peer import ACK, BLOCKED, CONFIRM_SELECT, NACK, NOT_FOUND, QUEUE_DECLARE, RETURN, UNBLOCKED, Peer
 from celery import Celery
 from celery.beat import EmbeddedService
 from celery.schedules import crontab
@@ -28,6 +29,8 @@ from celery_tzbeat.beat.envelope import Recording, bounded_connection, drop
 from celery_tzbeat.beat.publisher import Fate, Publisher
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.model import from_iso
+from celery_tzbeat.testing.processes import wait_until
 
 #: Bounds every exchange here, in seconds; and how long one may take that is bounded by it, on a busy machine.
 TIMEOUT, SOON = 0.5, 3.0
@@ -70,6 +73,32 @@ def record() -> Iterator[Callable[..., Envelope]]:
 def deaf() -> socket.socket:
     """A listener that accepts, as the system does, and never says a word."""
     return socket.create_server(("127.0.0.1", 0))
+
+
+def published_soon(publisher: Publisher, envelope: Envelope) -> tuple[Fate, str]:
+    """Publish as soon as the publisher has heard what it was told."""
+
+    def attempt() -> tuple[Fate, str] | None:
+        try:
+            return publisher.publish(envelope)
+        except StoreUnavailable:
+            return None
+
+    return wait_until(attempt, SOON, "the publisher to hear that it may publish again")
+
+
+class TestExpiry:
+    """Fallback: compute `expiration` of each message ourselves as it is sent."""
+
+    def test_celery_makes_of_expires_a_header_with_the_instant_and_a_property_with_what_is_left(
+        self, make_app: MakeApp, record: Callable[..., Envelope]
+    ) -> None:
+        now = datetime.now(timezone.utc)
+        for expires in (60, now + timedelta(seconds=60)):
+            envelope = record(make_app("memory://"), expires=expires)
+            assert abs(from_iso(envelope.headers["expires"]) - now - timedelta(seconds=60)) < timedelta(seconds=5)
+            assert 55_000 < int(envelope.properties["expiration"]) <= 60_000
+        assert record(make_app("memory://"), expiration=7).properties["expiration"] == "7000"
 
 
 class TestRecording:
@@ -201,6 +230,53 @@ class TestPublishing:
                 publisher.publish(envelope)
             assert time.monotonic() - began < SOON
             assert peer.published == 1, "no blind retry"
+
+    def test_a_broker_that_blocks_who_publishes_gets_no_copies_until_it_does_not(
+        self, make_app: MakeApp, record: Callable[..., Envelope]
+    ) -> None:
+        """`connection.on_blocked`, `on_unblocked`. Fallback: none; it gets a copy at each attempt."""
+        says = [BLOCKED]
+        with Peer(says) as peer:
+            app = make_app(peer.url)
+            envelope = record(app)
+            publisher = Publisher(app, timeout=TIMEOUT)
+            for _ in range(5):
+                with pytest.raises(StoreUnavailable, match="blocks who publishes"):
+                    publisher.publish(envelope)
+            assert peer.published == 1
+            says[:] = ACK
+            peer.tell(UNBLOCKED)
+            assert published_soon(publisher, envelope) == (Fate.CONFIRMED, "")
+            assert peer.published == 2
+            publisher.reset()
+
+    def test_a_blocked_connection_that_is_lost_is_made_anew(
+        self, make_app: MakeApp, record: Callable[..., Envelope]
+    ) -> None:
+        says = [BLOCKED]
+        with Peer(says) as peer:
+            app = make_app(peer.url)
+            envelope = record(app)
+            publisher = Publisher(app, timeout=TIMEOUT)
+            with pytest.raises(StoreUnavailable, match="blocks who publishes"):
+                publisher.publish(envelope)
+            says[:] = ACK
+            peer.hang_up()
+            assert published_soon(publisher, envelope) == (Fate.CONFIRMED, "")
+            publisher.reset()
+
+    def test_a_connection_that_the_broker_closed_between_two_messages_makes_the_second_no_later(
+        self, make_app: MakeApp, record: Callable[..., Envelope]
+    ) -> None:
+        """`Connection.drain_events(timeout=0)`. Fallback: a connection for each message that comes after a while."""
+        with Peer(ACK) as peer:
+            app = make_app(peer.url)
+            envelope = record(app)
+            publisher = Publisher(app, timeout=TIMEOUT)
+            assert publisher.publish(envelope)[0] is Fate.CONFIRMED
+            peer.hang_up()
+            assert publisher.publish(envelope) == (Fate.CONFIRMED, "")
+            publisher.reset()
 
     def test_a_connection_is_dropped_without_a_word_to_a_broker_that_says_none(self, make_app: MakeApp) -> None:
         """`Connection.collect`; `release` would wait for the answer. Fallback: close the socket under it."""

@@ -25,6 +25,9 @@ UTC = timezone.utc
 SECOND = timedelta(seconds=1)
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
+#: When a message that is always refused is tried, in seconds; at the last time it is given up.
+TRIED = [0, 1, 3, 7, 15, 31, 63]
+
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,6 +43,7 @@ class Network:
         self.batches: list[int] = []
         self.fails: dict[tuple[str, str], int] = {}
         self.before: dict[str, Callable[[], object]] = {}
+        self.before_each: dict[str, Callable[[], object]] = {}
 
     def fail(self, when: str, name: str, times: int = 1) -> None:
         self.fails[when, name] = times
@@ -53,6 +57,7 @@ class Network:
                 self.batches.append(len(args[0]))
             self._maybe_fail("before", name)
             self.before.pop(name, lambda: None)()
+            self.before_each.get(name, lambda: None)()
             answer = method(*args, **kwargs)
             self._maybe_fail("after", name)
             return answer
@@ -118,7 +123,7 @@ class Office:
     def successor(self, *script: Does) -> Office:
         """Return the next leader: in office, and it has looked at what stands open."""
         office = Office(*script, epoch=self.epoch + 1, clock=self.clock, store=self.store, broker=self.broker)
-        office.claims.take_over()
+        office.claims.take_over(seconds=10)
         return office
 
     @property
@@ -131,7 +136,8 @@ class Office:
 
 def parcel(name: str, messages: int, now: datetime) -> bytes:
     bodies = [name.encode()] if messages == 1 else [f"{name} {i}".encode() for i in range(messages)]
-    return Parcel(tuple(Envelope(body, None, None, {}, {}, None, "", "q") for body in bodies), now, ()).to_bytes()
+    headers = {"task": f"proj.{name}"}
+    return Parcel(tuple(Envelope(body, None, None, headers, {}, None, "", "q") for body in bodies), now, ()).to_bytes()
 
 
 def key(name: str) -> str:
@@ -302,11 +308,11 @@ def test_what_waits_is_told_by_entry() -> None:
 # ---- the broker says no
 
 
-def test_what_is_refused_five_times_is_a_dead_letter_with_its_message() -> None:
+def test_what_is_refused_five_times_and_for_a_minute_is_a_dead_letter_with_its_message() -> None:
     office = Office()
     office.broker.always = "refuse"
     office.claim("a")
-    assert attempts(office, "a", seconds=60) == [0, 1, 3, 7, 15]
+    assert attempts(office, "a", seconds=300) == TRIED
     assert office.dead == [(key("a"), "unroutable")]
     assert (office.open, office.sent) == ([], [])
     letter = json.loads(office.store.dead_letters()[key("a")])
@@ -315,19 +321,30 @@ def test_what_is_refused_five_times_is_a_dead_letter_with_its_message() -> None:
         "v": 1,
         "key": key("a"),
         "entry": "a",
+        "task": "proj.a",
         "nominal": "2026-11-30T12:00:00Z",
         "reason": "unroutable",
         "error": "returned as unroutable",
-        "at": "2026-11-30T12:00:15Z",
+        "at": "2026-11-30T12:01:03Z",
     }
     assert office.events("dead", "sent") == [("dead", "a")]
 
 
-def test_what_is_taken_at_the_fifth_attempt_is_sent() -> None:
-    office = Office(*["refuse"] * (REFUSALS - 1))
+def test_what_is_taken_at_the_last_attempt_is_sent() -> None:
+    office = Office(*["refuse"] * (len(TRIED) - 1))
     office.claim("a")
-    attempts(office, "a", seconds=15)
+    attempts(office, "a", seconds=TRIED[-1])
     assert (office.sent, office.dead) == ([key("a")], [])
+
+
+def test_a_minute_of_refusals_that_were_few_is_no_dead_letter_yet() -> None:
+    office = Office(*["refuse"] * (REFUSALS - 1), "take")
+    office.claim("a")
+    for _ in range(REFUSALS - 1):
+        assert office.work(after=60)
+    assert (office.open, office.dead) == (["a"], [])
+    assert office.work(after=60)
+    assert office.sent == [key("a")]
 
 
 def test_a_refusal_holds_up_no_other_message() -> None:
@@ -347,10 +364,10 @@ def test_a_broken_wire_is_no_refusal() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_could_not_be_buried_is_buried_later_and_never_sent_again(when: str) -> None:
-    office = Office(*["refuse"] * REFUSALS)  # and then the broker would take it
+    office = Office(*["refuse"] * len(TRIED))  # and then the broker would take it
     office.claim("a")
     office.network.fail(when, "settle")
-    attempts(office, "a", seconds=14)
+    attempts(office, "a", seconds=TRIED[-1] - 1)
     with pytest.raises(StoreUnavailable):
         office.work(after=1)
     assert office.work(after=0.25)
@@ -363,11 +380,29 @@ def test_a_message_that_cannot_be_read_is_a_dead_letter_and_no_crash() -> None:
     office = Office()
     office.claim("a", payload=b'{"v": 99}')
     office.claim("b")
-    attempts(office, "a", seconds=20)
+    attempts(office, "a", seconds=TRIED[-1])
     assert office.sent == [key("b")]
     letter = json.loads(office.store.dead_letters()[key("a")])
     assert "cannot be read" in letter["error"]
+    assert letter["task"] == ""
     assert base64.b64decode(letter["message"]) == b'{"v": 99}'
+
+
+# ---- taking over
+
+
+def test_taking_over_ends_when_its_time_is_over_and_goes_on_where_it_was() -> None:
+    office = Office()
+    office.claim(*(f"e{i}" for i in range(25)))
+    heir = Office(epoch=2, clock=office.clock, store=office.store, broker=office.broker)
+    heir.network.before_each["reclaim"] = lambda: heir.clock.advance(0.1)
+    taken = []
+    while not heir.claims.take_over(seconds=0.95):
+        taken.append(len(heir.claims))
+    assert (taken, len(heir.claims)) == ([10, 20], 25)
+    assert heir.network.calls.count("open_occurrences") == 1
+    assert heir.work()
+    assert heir.broker.bodies == [f"e{i}" for i in range(25)]
 
 
 # ---- confirm
@@ -400,9 +435,9 @@ def test_a_replaced_leader_learns_it_at_the_confirmation_and_settles_nothing() -
 
 
 def test_a_replaced_leader_buries_nothing() -> None:
-    office = Office(*["refuse"] * REFUSALS)
+    office = Office(*["refuse"] * len(TRIED))
     office.claim("a")
-    attempts(office, "a", seconds=14)
+    attempts(office, "a", seconds=TRIED[-1] - 1)
     office.store.take_office(2)
     with pytest.raises(Outdated):
         office.work(after=1)
@@ -468,7 +503,7 @@ def test_a_leader_takes_over_its_own_claim_whose_reply_was_lost() -> None:
     office.network.fail("after", "claim")
     with pytest.raises(StoreUnavailable):
         office.network.claim([claim], epoch=1)
-    office.claims.take_over()
+    office.claims.take_over(seconds=10)
     assert "reclaim" not in office.network.calls
     assert office.work()
     assert office.sent == [key("a")]
@@ -483,9 +518,9 @@ def test_taking_over_goes_on_after_a_lost_call_and_owes_each_once(when: str, nam
     second = Office(epoch=2, clock=first.clock, store=first.store, broker=first.broker)
     second.network.fail(when, name)
     with pytest.raises(StoreUnavailable):
-        second.claims.take_over()
-    second.claims.take_over()
-    second.claims.take_over()
+        second.claims.take_over(seconds=10)
+    second.claims.take_over(seconds=10)
+    second.claims.take_over(seconds=10)
     assert second.work()
     assert second.broker.bodies == ["a", "b"]
     assert sorted(second.sent) == [key("a"), key("b")]
@@ -497,7 +532,7 @@ def test_what_is_published_and_not_confirmed_is_not_taken_over_again() -> None:
     office.network.fail("before", "confirm")
     with pytest.raises(StoreUnavailable):
         office.work()
-    office.claims.take_over()
+    office.claims.take_over(seconds=10)
     assert office.work()
     assert office.broker.bodies == ["a"]
 
@@ -507,7 +542,7 @@ def test_a_replaced_leader_takes_nothing_over() -> None:
     first.claim("a")
     second = Office(epoch=2, clock=first.clock, store=first.store, broker=first.broker)
     first.store.take_office(3)
-    second.claims.take_over()
+    second.claims.take_over(seconds=10)
     assert len(second.claims) == 0
     assert first.events("reclaimed") == []
 

@@ -11,6 +11,7 @@ import redis
 
 from celery_tzbeat.errors import InvalidConfiguration
 from celery_tzbeat.store.client import cannot_serve, hide_password, make_client, redis_url
+from celery_tzbeat.store.cluster import ClusterUrl
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_a_url_in_kombus_spelling_is_read_as_kombu_means_it(given: str, read: st
     make_client(given, timeout=1).close()
 
 
-@pytest.mark.parametrize("url", ["amqp://host//", "redis+cluster://host", "http://host"])
+@pytest.mark.parametrize("url", ["amqp://host//", "redis+sentinel://host", "http://host"])
 def test_a_scheme_that_is_not_served_is_refused_by_name(url: str) -> None:
     with pytest.raises(InvalidConfiguration, match=url.partition("://")[0].replace("+", r"\+")):
         redis_url(url)
@@ -52,6 +53,53 @@ def test_a_scheme_that_is_not_served_is_refused_by_name(url: str) -> None:
 def test_a_list_of_sentinels_that_cannot_be_used_is_refused_without_connecting(url: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make_client(url, timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("url", "nodes", "options"),
+    [
+        ("redis+cluster://one", (("one", 6379),), {}),
+        ("redis+cluster://one:1,two,[::1]:2/0", (("one", 1), ("two", 6379), ("::1", 2)), {}),
+        ("redis+cluster://u:p%40w@one:1,two:2", (("one", 1), ("two", 2)), {"username": "u", "password": "p@w"}),
+        ("redis+cluster://:p@one/?max_connections=3", (("one", 6379),), {"password": "p", "max_connections": 3}),
+    ],
+)
+def test_the_nodes_of_a_cluster_are_read(url: str, nodes: object, options: object) -> None:
+    assert ClusterUrl.read(url) == ClusterUrl(nodes, options)  # type: ignore[arg-type]
+    assert redis_url(url) == url
+    make_client(url, timeout=1, key="k").close()
+
+
+def test_the_nodes_of_a_cluster_are_reached_over_tls_where_the_scheme_says_so() -> None:
+    with make_client("rediss+cluster://one?ssl_cert_reqs=none", timeout=1, key="k") as client:
+        made = client.connection_pool.make_connection()
+    assert isinstance(made, redis.SSLConnection)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis+cluster://one/3", "a cluster has no database '3', only 0"),
+        ("redis+cluster://one:port", "[Pp]ort"),
+        ("redis+cluster://one,", "a node of the cluster has no host"),
+        ("redis+cluster://", "a node of the cluster has no host"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_without_connecting(url: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_client(url, timeout=1)
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_nodes_of_a_cluster_that_hang_take_no_longer_all_together_than_one_server(number: int) -> None:
+    with ExitStack() as stack:
+        deaf = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        hosts = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in deaf)
+        client = stack.enter_context(make_client(f"redis+cluster://{hosts}", timeout=1, key="k"))
+        before = time.monotonic()
+        with pytest.raises(redis.ConnectionError, match="no node of the cluster tells who serves slot 7629"):
+            client.ping()
+        assert 0.9 < time.monotonic() - before < 2
 
 
 @pytest.mark.parametrize("number", [1, 5])

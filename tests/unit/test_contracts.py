@@ -337,6 +337,20 @@ class TestRedisPy:
             subscription.close()
         assert subscription.fileno() == -1
 
+    def test_a_connection_is_made_where_its_host_and_port_say_when_it_connects(self, server: LocalServer) -> None:
+        """Fallback: none; connections to the owner of a cluster's slot stand on it (`store.cluster`)."""
+        connection = redis.Connection(host="127.0.0.1", port=1, socket_timeout=5)
+        assert connection._sock is None
+        connection.port = server.port
+        connection.connect()
+        first = connection._sock
+        assert first is not None
+        connection.port = 1
+        connection.connect()
+        assert connection._sock is first, "it has connected anew"
+        connection.disconnect()
+        assert connection._sock is None
+
     def test_an_error_that_says_not_now_loses_its_code_and_is_told_by_its_class(self, server: LocalServer) -> None:
         """Fallback: compare the texts, as for what Redis 6.2 says from inside a script: it puts words before the code."""
 

@@ -53,6 +53,9 @@ class Network:
     def renew_late(self, holder: str, epoch: int) -> Renewed | Lost:
         return self._carry("renew", lambda: self.server.renew_late(holder, epoch))
 
+    def replicated(self, wanted: int) -> int:
+        return self._carry("replicated", lambda: self.server.replicated(wanted))
+
     def resign(self, holder: str, epoch: int) -> bool:
         return self._carry("resign", lambda: self.server.resign(holder, epoch))
 
@@ -75,7 +78,7 @@ class Network:
 class Beat:
     """A host: its clocks, its network, its elector."""
 
-    def __init__(self, world: World, name: str, *, rate: float = 1.0) -> None:
+    def __init__(self, world: World, name: str, *, rate: float = 1.0, replicas: int = 0) -> None:
         self.clock = ManualClock(START)
         self.rate = rate
         self.network = Network(world.server)
@@ -87,6 +90,7 @@ class Beat:
             clock=self.clock,
             on_change=lambda: self.changes.append(self.leads),
             max_skew=timedelta(seconds=300),
+            replicas=replicas,
         )
         self.elector.permit("")
 
@@ -112,8 +116,8 @@ class World:
         self.server = MemoryLeases(self.server_clock, timedelta(seconds=LEASE))
         self.beats: list[Beat] = []
 
-    def beat(self, name: str, *, rate: float = 1.0) -> Beat:
-        self.beats.append(Beat(self, name, rate=rate))
+    def beat(self, name: str, *, rate: float = 1.0, replicas: int = 0) -> Beat:
+        self.beats.append(Beat(self, name, rate=rate, replicas=replicas))
         return self.beats[-1]
 
     def pass_time(self, seconds: float, *, asleep: Beat | None = None) -> None:
@@ -751,3 +755,96 @@ def test_two_electors_never_both_believe(seed: int) -> None:
         check()
     assert told == sorted(told)
     assert len(told) > 3
+
+
+# Replicas (tzbeat_wait_replicas).
+
+
+def go_on(world: World, *beats: Beat, seconds: float) -> None:
+    for _ in range(round(seconds / 0.5)):
+        world.pass_time(0.5)
+        for beat in beats:
+            beat.step()
+
+
+def test_without_the_setting_no_replica_is_asked_for(world: World) -> None:
+    beat = world.beat("a")
+    beat.step()
+    go_on(world, beat, seconds=30)
+    assert beat.leads
+    assert "replicated" not in beat.network.calls
+
+
+def test_a_leader_whose_grants_are_replicated_leads_on(world: World) -> None:
+    world.server.replicas = 2
+    beat = world.beat("a", replicas=2)
+    beat.step()
+    assert beat.network.calls == ["look", "acquire", "replicated"]
+    go_on(world, beat, seconds=60)
+    assert beat.changes == [True]
+
+
+def test_a_replica_that_lags_for_less_than_a_lease_is_not_noticed(world: World) -> None:
+    world.server.replicas = 1
+    beat = world.beat("a", replicas=1)
+    beat.step()
+    for _ in range(3):
+        world.server.replicas = 0
+        go_on(world, beat, seconds=LEASE - 1)
+        world.server.replicas = 1
+        go_on(world, beat, seconds=1)
+    assert beat.changes == [True]
+
+
+def test_a_whole_lease_of_fewer_replicas_ends_each_beats_term_and_the_last_bids_when_they_are_back(
+    world: World,
+) -> None:
+    """Each beat has one lease to find out; then nobody leads, and says why, until enough replicas have it."""
+    world.server.replicas = 1
+    one, two = world.beat("one", replicas=1), world.beat("two", replicas=1)
+    one.step()
+    two.step()
+    world.server.replicas = 0
+    go_on(world, one, two, seconds=LEASE + 1)
+    assert (one.leads, two.leads) == (False, True)
+    why = "0 of the 1 replica(s) that tzbeat_wait_replicas asks for had what was written, for 10 s"
+    assert one.elector.why == why
+    go_on(world, one, two, seconds=60)
+    assert (one.changes, two.changes) == ([True, False], [True, False])
+    assert (one.elector.why, two.elector.why) == (why, why)
+    world.server.replicas = 1
+    go_on(world, one, seconds=0.5)
+    assert one.leads
+
+
+def test_a_server_that_does_not_tell_of_its_replicas_has_none_and_the_renewals_count(world: World) -> None:
+    world.server.replicas = 1
+    beat = world.beat("a", replicas=1)
+    beat.step()
+    asked = beat.network.calls.count("renew")
+    carry = beat.network._carry
+
+    def refuse(name: str, ask: Callable[[], Answer]) -> Answer:
+        if name == "replicated":
+            raise StoreUnavailable("WAIT is not permitted")
+        return carry(name, ask)
+
+    beat.network._carry = refuse  # type: ignore[method-assign]
+    go_on(world, beat, seconds=LEASE - 1)
+    assert beat.leads
+    assert beat.network.calls.count("renew") > asked
+    go_on(world, beat, seconds=2)
+    assert not beat.leads
+    assert "(WAIT is not permitted)" in beat.elector.why
+
+
+def test_fewer_replicas_in_an_earlier_term_do_not_count(world: World) -> None:
+    world.server.replicas = 0
+    beat = world.beat("a", replicas=1)
+    beat.step()
+    go_on(world, beat, seconds=LEASE - 2)
+    beat.elector.permit("not now")
+    go_on(world, beat, seconds=LEASE)
+    beat.elector.permit("")
+    go_on(world, beat, seconds=LEASE - 2)
+    assert beat.leads

@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 
-from celery_tzbeat.beat.envelope import Recording, RecordingChannel, broker_answers
+from celery_tzbeat.beat.envelope import Recording, RecordingChannel, sqs_bounds, why_no_connection
 from celery_tzbeat.envelopes import Envelope, Parcel
 
 UTC = timezone.utc
@@ -102,6 +102,26 @@ def test_what_was_given_as_an_instant_stays() -> None:
     assert at(kept(envelope(headers=headers)), timedelta(hours=2)) == headers
     moved = at(kept(envelope(headers=headers), counted=("eta",)), timedelta(hours=2))
     assert moved["expires"] == headers["expires"]
+
+
+def expiration(parcel: Parcel, later: timedelta) -> str:
+    (sent,) = parcel.at(NOW + later)
+    return str(sent.properties["expiration"])
+
+
+def test_how_long_the_broker_keeps_a_message_agrees_with_its_header() -> None:
+    parts = {"headers": {"expires": "2026-11-30T12:01:00Z"}, "properties": {"expiration": "60000"}}
+    instant, duration = kept(envelope(**parts)), kept(envelope(**parts), counted=("expires",))
+    assert expiration(duration, timedelta(minutes=10)) == "60000"
+    assert expiration(instant, timedelta()) == "60000"
+    assert expiration(instant, timedelta(seconds=20.5)) == "39500"
+    assert expiration(instant, timedelta(minutes=10)) == "0"
+    assert expiration(instant, -timedelta(seconds=1)) == "61000"
+
+
+def test_an_expiration_that_the_entry_gave_itself_is_counted_anew() -> None:
+    parcel = kept(envelope(properties={"expiration": "60000"}))
+    assert expiration(parcel, timedelta(minutes=10)) == "60000"
 
 
 def test_a_sender_whose_clock_is_behind_counts_from_its_own_now() -> None:
@@ -198,6 +218,11 @@ def test_what_is_sent_from_the_recording_is_what_would_have_been_sent(channel: A
     assert first.decode() == second.decode() if options.get("serializer") != "pickle" else first.body == second.body
 
 
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_an_exchange_of_one_test_is_none_of_the_next_ones(channel: Any, kind: str) -> None:
+    Exchange("news", type=kind)(channel).declare()
+
+
 def test_what_is_changed_after_it_was_recorded_does_not_change_the_record(channel: Any) -> None:
     recording, headers = RecordingChannel(channel), {"x": 1}
     Producer(recording, auto_declare=False).publish("x", exchange="", routing_key="q", headers=headers)
@@ -230,7 +255,7 @@ def test_a_recording_that_was_reset_connects_anew(app: Celery) -> None:
 
 def test_a_broker_that_is_not_there_does_not_answer() -> None:
     app = Celery("proj", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    assert not broker_answers(app, 1)
+    assert why_no_connection(app, 1) is not None
     app.close()
 
 
@@ -239,6 +264,16 @@ def app() -> Iterator[Celery]:
     made = Celery("proj", broker="memory://", set_as_current=False)
     yield made
     made.close()
+
+
+def test_calls_of_sqs_are_bounded_and_the_users_configuration_stays(app: Celery) -> None:
+    app.conf.broker_transport_options = {"client-config": {"proxies": {"https": "p"}, "read_timeout": 900}}
+    assert sqs_bounds(app, 1.5) == {
+        "proxies": {"https": "p"},
+        "connect_timeout": 1.5,
+        "read_timeout": 1.5,
+        "retries": {"total_max_attempts": 1},
+    }
 
 
 def test_two_envelopes_of_one_message_are_equal() -> None:

@@ -302,14 +302,14 @@ def a_worker(pool: str) -> WorkerPresence:
     ("policy", "pools", "ids"),
     [
         ({}, [], []),
-        ({"overlap": "skip"}, [], ["tzbeat.W210"]),
-        ({"delivery": "at_most_once"}, [], ["tzbeat.W210"]),
+        ({"overlap": "skip"}, [], ["tzbeat.W213"]),
+        ({"delivery": "at_most_once"}, [], ["tzbeat.W213"]),
         ({"overlap": "skip"}, ["prefork"], []),
         ({"timeout": MINUTE}, [], []),
         ({"timeout": MINUTE}, ["prefork"], []),
-        ({"timeout": MINUTE}, ["prefork", "thread"], ["tzbeat.W211"]),
-        ({"timeout": MINUTE}, ["solo"], ["tzbeat.W211"]),
-        ({"timeout": MINUTE, "overlap": "skip"}, ["gevent"], ["tzbeat.W211"]),
+        ({"timeout": MINUTE}, ["prefork", "thread"], ["tzbeat.W214"]),
+        ({"timeout": MINUTE}, ["solo"], ["tzbeat.W214"]),
+        ({"timeout": MINUTE, "overlap": "skip"}, ["gevent"], ["tzbeat.W214"]),
     ],
 )
 def test_what_the_policies_need_of_the_workers(policy: dict[str, Any], pools: list[str], ids: list[str]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.signals import before_task_publish
 from scripted import ScriptedBroker
 
 from celery_tzbeat import Scheduler
@@ -55,8 +57,9 @@ class Scene:
         self.broker = ScriptedBroker()
         scheduler = Scheduler(app, lazy=True)
         self.recording = Recording(app, timeout=1)
-        builder = Builder(app, self.recording, "proj/0", scheduler.apply_entry)
+        builder = Builder(app, self.recording, "proj/0", scheduler.apply_entry, ending=lambda: scheduler.closed)
         scheduler.send_with(builder)
+        self.scheduler = scheduler
         self.path = ClaimsPath(app, builder, self.store, self.clock)
         self.claims = Claims(
             epoch=1,
@@ -131,6 +134,31 @@ def test_arguments_that_cannot_be_serialised_fail_the_entry(scene: Scene) -> Non
         scene.outgoing(Entry("e", "proj.add", every("1m"), args=(object(),)))
 
 
+@pytest.fixture
+def exiting() -> Iterator[None]:
+    """A hook of somebody's that ends the process, or a signal whose handler does so."""
+
+    def leave(**_: Any) -> None:
+        raise SystemExit("no tenant today")
+
+    before_task_publish.connect(leave)
+    yield
+    before_task_publish.disconnect(leave)
+
+
+@pytest.mark.usefixtures("exiting")
+def test_a_hook_that_exits_fails_the_entry_and_does_not_end_beat(scene: Scene) -> None:
+    with pytest.raises(BuildFailed, match="SystemExit: no tenant today"):
+        scene.outgoing(entry())
+
+
+@pytest.mark.usefixtures("exiting")
+def test_a_beat_that_was_told_to_end_while_building_ends(scene: Scene) -> None:
+    scene.scheduler.close()
+    with pytest.raises(SystemExit):
+        scene.outgoing(entry())
+
+
 def test_the_size_of_a_message_is_what_goes_to_the_store(scene: Scene) -> None:
     message = scene.outgoing(entry()).message
     assert message.size == len(message.payload) > 500
@@ -200,7 +228,9 @@ def test_the_paths_tell_operators_which_they_are(scene: Scene) -> None:
         (lambda: entry(expires=timedelta(minutes=1)), ("expires",)),
         (lambda: entry(expires=NOW), ()),
         (lambda: entry(expires="2026-11-30T12:00:00Z"), ()),
+        (lambda: entry(expires=Fraction(90)), ("expires",)),
         (lambda: entry(countdown=5), ("eta",)),
+        (lambda: entry(countdown=0, eta=NOW), ()),
         (lambda: entry(eta=NOW), ()),
         (lambda: entry(countdown=5, expires=9), ("expires", "eta")),
         (lambda: entry("proj.expiring"), ("expires",)),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -286,3 +287,13 @@ class TestWaitUntil:
 def test_a_server_binary_runs() -> None:
     said = subprocess.run([server_executable(), "--version"], capture_output=True, text=True, check=True)
     assert "server v=" in said.stdout
+
+
+# ---- what a failed test shows
+
+
+def test_a_server_that_was_closed_before_its_test_failed_is_no_second_failure(request: pytest.FixtureRequest) -> None:
+    conftest: Any = request.config.pluginmanager.get_plugin(str(Path(__file__).parents[1] / "conftest.py"))
+    with LocalServer() as server:
+        assert "Ready to accept connections" in conftest.tail(server.process)
+    assert conftest.tail(server.process).startswith("(the log is gone: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -16,7 +17,7 @@ from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
 from celery_tzbeat.envelopes import Envelope
-from celery_tzbeat.errors import StoreUnavailable
+from celery_tzbeat.errors import BrokerUnavailable, StoreDamaged, StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Presence
 from celery_tzbeat.schedules import every
@@ -65,8 +66,9 @@ class Beat:
 
     def __init__(self, world: World, name: str, *, skew: float = 0.0, entries: tuple[Entry, ...] | None = None) -> None:
         self.world = world
-        self.down = False
+        self.down: bool | str = False
         self.broker_down = False
+        self.cannot_declare = False
         self.broker = ScriptedBroker()
         self.probes = 0  # how often the beat asked whether broker and store are the same
         self.calls: list[str] = []
@@ -107,7 +109,7 @@ class Beat:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
             if self.down:
-                raise StoreUnavailable("connection refused")
+                raise StoreUnavailable(self.down if isinstance(self.down, str) else "connection refused")
             return method(*args, **kwargs)
 
         return call
@@ -115,10 +117,12 @@ class Beat:
     def _choose_path(self) -> Path:
         self.probes += 1
         if self.broker_down:
-            raise StoreUnavailable("the broker does not answer")
+            raise BrokerUnavailable("the broker does not answer")
         return self.by_claims if self.world.two_servers else self.same_server
 
     def build(self, given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
+        if self.cannot_declare:
+            raise StoreUnavailable("the broker does not answer")
         bucket = Bucket.of(occurrence.nominal, given.schedule.shortest_gap)
         body = occurrence.key.encode()
         if self.world.two_servers:
@@ -321,6 +325,34 @@ def test_a_lone_leader_whose_broker_does_not_answer_leads_on_and_sends_when_it_d
     assert [kind for kind, _ in beat.changes] == ["leads"]
 
 
+def test_a_lone_leader_that_cannot_even_build_leads_on_and_sends_when_the_broker_answers() -> None:
+    # As a beat that starts while its broker is down: no queue is declared yet, and that takes the broker.
+    world = World()
+    world.two_servers = True
+    beat = world.beat()
+    beat.step()
+    beat.cannot_declare = True
+    run(world, 45)
+    assert beat.leads
+    beat.cannot_declare = False
+    run(world, 2)
+    assert beat.broker.bodies == [key(i) for i in range(10, 41, 10)]
+    assert [kind for kind, _ in beat.changes] == ["leads"]
+
+
+def test_a_leader_that_cannot_build_leaves_leading_to_a_standby() -> None:
+    world = World()
+    world.two_servers = True
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    run(world, 5)
+    one.cannot_declare = True
+    run(world, 45)
+    assert (one.leads, two.leads) == (False, True)
+    assert two.broker.bodies == [key(i) for i in (10, 20, 30, 40, 50)]
+
+
 def test_the_broker_is_asked_once_and_again_after_a_failure() -> None:
     world = World()
     beat = world.beat()
@@ -473,6 +505,27 @@ def test_a_leader_that_is_helpless_for_a_lease_leaves_leading_to_another() -> No
     assert world.pushed() == [key(10), key(20)]
 
 
+def test_a_damaged_key_makes_no_leaders_alternate(said: Callable[[], list[tuple[str, str]]]) -> None:
+    world = World()
+    one, two = world.beat("one"), world.beat("two")
+    one.step()
+    two.step()
+    run(world, 5)
+    dispatch = world.store.dispatch
+
+    def damaged(*_: Any, **__: Any) -> Any:
+        raise StoreDamaged("the key 'last' is a string and must be a hash")
+
+    world.store.dispatch = damaged  # type: ignore[method-assign]
+    said()
+    run(world, 65)
+    assert [kind for kind, _ in (*one.changes, *two.changes)] == ["leads"]
+    assert said() == [("WARNING", "the key 'last' is a string and must be a hash")]
+    world.store.dispatch = dispatch  # type: ignore[method-assign]
+    run(world, 2)
+    assert world.pushed() == [key(i) for i in range(10, 71, 10)]
+
+
 def test_a_lone_beat_that_was_helpless_leads_again_within_a_lease() -> None:
     world = World()
     beat = world.beat()
@@ -614,3 +667,72 @@ def test_a_tick_that_fails_for_no_foreseen_reason_ends_no_beat_and_leaves_the_le
     for _ in range(3):
         beat.step()
     assert beat.leads
+
+
+# ---- what the log says
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """Return what was said at info and above, with its level, and forget it."""
+    caplog.set_level(logging.INFO, logger="celery_tzbeat.beat")
+
+    def take() -> list[tuple[str, str]]:
+        found = [(r.levelname, r.getMessage()) for r in caplog.records if "outages" in r.name]
+        caplog.clear()
+        return found
+
+    return take
+
+
+def test_each_reason_of_an_outage_is_said_once_and_its_end_once(said: Callable[[], list[tuple[str, str]]]) -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    for why in ("connection refused", "timed out", "connection refused", "LOADING"):
+        beat.down = why
+        run(world, 5)
+    beat.down = ""
+    run(world, 3)
+    reasons = [("WARNING", "connection refused"), ("WARNING", "timed out"), ("WARNING", "LOADING")]
+    assert said() == [*reasons, ("INFO", "the store answers again")]
+    beat.down = "timed out"
+    run(world, 5)
+    assert said() == [("WARNING", "timed out")]
+
+
+def test_words_that_differ_each_time_do_not_fill_the_log(said: Callable[[], list[tuple[str, str]]]) -> None:
+    world = World()
+    beat = world.beat()
+    for second in range(60):
+        beat.down = f"no route, request {second}"
+        run(world, 1)
+    assert len(said()) == 10
+
+
+@pytest.mark.parametrize("by_claims", [False, True], ids=["probe", "claims"])
+def test_a_broker_that_answers_again_is_said_once_it_did_and_not_before(
+    said: Callable[[], list[tuple[str, str]]], by_claims: bool
+) -> None:
+    world = World()
+    world.two_servers = by_claims
+    beat = world.beat()
+    beat.step()
+    if by_claims:
+        beat.broker.always = "lose"
+        run(world, 45)  # between two attempts a step succeeds, and tells nothing of the broker
+        assert said() == [("WARNING", "the broker does not answer")]
+        beat.broker.always = "take"
+        run(world, 35)
+    else:
+        beat.down = "connection refused"
+        run(world, 5)
+        beat.down, beat.broker_down = "", True
+        run(world, 5)
+        assert said() == [("WARNING", "connection refused"), ("WARNING", "the broker does not answer")]
+        beat.broker_down = False
+        run(world, 15)
+    assert ("INFO", "the broker answers again") in (found := said())
+    assert [level for level, _ in found] == ["INFO"] * len(found)
+    run(world, 60)
+    assert said() == []
