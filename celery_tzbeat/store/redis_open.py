@@ -222,7 +222,8 @@ class OpenOccurrences(RedisCalls):
 
     def cancel(self, request: Request, key: str, *, epoch: int) -> Answer:
         # Entry and bucket of a key never change: they may be read before.
-        (record,) = self._ask(lambda c: self._records(c, [key]))
+        name = self.keys.occurrence(key)
+        (record,) = self._ask(lambda c: self._records(c, [name]), [name])
         if not record:
             return Answer(Verdict.DECIDED)
         entry, bucket = record[b"entry"].decode(), Bucket(int(record[b"number"]), int(record[b"field"]))
