@@ -209,7 +209,6 @@ def test_a_leader_whose_clock_jumps_a_day_ahead_for_10_s_gives_way_to_a_healthy_
             by_its_nominal = from_iso(message.headers["expires"]) - message.nominal
             assert timedelta(seconds=599) < by_its_nominal < timedelta(seconds=660), "counted by a clock that is right"
     assert_nothing_early(project)
-    assert max(lateness(server.url, "pulse")[2:]) < 2 * lease + 2, "no later than behind a leader that hangs"
     assert "Traceback" not in jumping.log
 
 
