@@ -212,3 +212,30 @@ def test_a_beat_waits_for_a_server_that_is_down_and_gets_over_killed_connections
     assert_gapless(nominals(project.url, "even"), 2.0)
     assert beat.stop() == 0
     assert "Traceback" not in beat.log
+
+
+def test_a_damaged_key_is_named_by_one_leader_and_nothing_is_lost_once_it_is_mended(
+    project: Any, server: LocalServer
+) -> None:
+    project.write(beat_schedule=PULSE)
+    beats = [project.start_beat()]
+    beats[0].wait_for_log("leads with epoch", 30)
+    beats.append(project.start_beat())
+    wait_until(lambda: presence(server.url, beats[1]), 30, "the standby")
+    wait_until(lambda: len(nominals(server.url)) >= 2, 20, "pulses")
+    key = f"tzbeat:{{{NAMESPACE}}}:cursor"
+    with connected(server.url) as client:
+        client.rename(key, "aside")
+        client.set(key, "somebody else's")
+        line = beats[0].wait_for_log("and must be a hash", 10)
+        assert f"the key {key!r} is a string" in line
+        time.sleep(7)  # more than three leases: as long as it would take to pass the lease round
+        assert (terms(beats[0]), terms(beats[1])) == (1, 0)
+        client.rename("aside", key)
+    beats[0].wait_for_log("the store answers again", 10)
+    seen = len(nominals(server.url))
+    wait_until(lambda: len(nominals(server.url)) >= seen + 3, 20, "pulses go on")
+    assert_gapless(nominals(server.url))
+    assert beats[0].log.count("and must be a hash") == 1
+    assert all(beat.alive for beat in beats)
+    assert "Traceback" not in beats[0].log + beats[1].log

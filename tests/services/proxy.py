@@ -6,6 +6,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 
 #: How often a pump looks whether it is to go on, in seconds.
@@ -17,6 +18,7 @@ class Proxy:
 
     `hang`: connections are accepted and stay open, nothing is forwarded; what was sent meanwhile goes on at `resume`.
     `refuse`: connections are cut, new ones refused. `cut`: connections are cut, new ones served at once.
+    `slow`: each piece takes some time more.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -24,6 +26,7 @@ class Proxy:
         self._flows = threading.Event()
         self._flows.set()
         self._over = False
+        self._lag = 0.0
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
@@ -41,6 +44,10 @@ class Proxy:
 
     def hang(self) -> None:
         self._flows.clear()
+
+    def slow(self, seconds: float) -> None:
+        """Hold up each piece for so long, in both directions, until `resume`."""
+        self._lag = seconds
 
     def refuse(self) -> None:
         listener, self._listener = self._listener, None
@@ -60,6 +67,7 @@ class Proxy:
             end.close()
 
     def resume(self) -> None:
+        self._lag = 0.0
         self._flows.set()
         if self._listener is None:
             self._listen()
@@ -118,6 +126,7 @@ class Proxy:
                 self._flows.wait()
                 data = source.recv(65536)
                 self._flows.wait()
+                time.sleep(self._lag)
                 if not data:
                     break
                 sink.sendall(data)

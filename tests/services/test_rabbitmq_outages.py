@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import pytest
-from observe import EVEN, SECOND, Bench, assert_calm, assert_complete, now, sleep_until
+from observe import EVEN, LEASE, SECOND, Bench, assert_calm, assert_complete, now, sleep_until
 from proxy import Proxy
 
 from celery_tzbeat.testing.processes import Process, wait_until
@@ -84,6 +84,18 @@ def test_ten_due_instants_without_rabbitmq_all_arrive(
     # What was in flight when the wire failed is sent again under its task id: one message for each time it failed.
     assert copies <= most_copies
     assert "the broker does not answer" in beats[0].log
+
+
+def test_a_slow_rabbitmq_is_waited_for_and_gets_no_copies(bench: Bench, proxy: Proxy) -> None:
+    beats = start(bench)
+    before = bench.nominals("even")[-1]
+    until = before + OUTAGE + SECOND
+    proxy.slow(LEASE / 6 / 5)  # a message and its confirmation take less than the bound of one exchange, not much less
+    sleep_until(until)
+    proxy.resume()
+    assert outcome(bench, beats, before, until) == 0
+    assert "the broker does not answer" not in beats[0].log + beats[1].log
+    assert max(bench.lateness("even")) < 5
 
 
 def test_a_deleted_queue_is_declared_again_and_nothing_is_lost_or_doubled(bench: Bench) -> None:
