@@ -14,7 +14,7 @@ header pass through untouched. Contract tests hold both.
 | Celery calls it expired or revoked | written so |
 | the store does not answer: `run` | it runs under its own token, which the first heartbeat that arrives registers |
 | the store does not answer: `hold`, at_most_once | parked as a successor is |
-| the store hangs | two bounds of 0.2 s once; until the heartbeat hears from it again nobody else asks |
+| the store hangs | 0.5 s once; until the heartbeat hears from it again nobody else asks |
 | a header of ours that cannot be read | logged and counted, it runs as any other message |
 | a bug in here | logged and counted, it runs as if the store were down |
 | connection lost, or shutdown, while parked | dropped unacknowledged: the broker delivers it again |

@@ -54,7 +54,7 @@ from .touch import Toucher
 logger = logging.getLogger(__name__)
 
 #: Bounds of one call by the gate, which runs in the worker's loop (a call connects and asks: twice this), in seconds.
-GATE_TIMEOUT = 0.2
+GATE_TIMEOUT = 0.25
 
 #: What is owed when a worker ends is waited for so long, in seconds.
 DRAIN = 5.0
