@@ -83,8 +83,8 @@ class Bench:
         self.keys = Keys(NAMESPACE)
 
     def schedule(self, task: str, args: tuple[Any, ...], **policy: Any) -> str:
-        """Have a beat send one occurrence in two seconds; return its key."""
-        at = (datetime.now(timezone.utc) + timedelta(seconds=2)).replace(microsecond=0)
+        """Have a beat send one occurrence; return its key. The beat must lead before it is due: a new entry starts from now."""
+        at = (datetime.now(timezone.utc) + timedelta(seconds=15)).replace(microsecond=0)
         entry = {"task": f"proj.{task}", "schedule": f"@at {iso(at)}", "args": args, "policy": policy}
         self.project.write(self._body, **self._conf, beat_schedule={"e": entry})
         self.project.start_beat()
