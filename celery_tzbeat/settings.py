@@ -29,7 +29,6 @@ NOT_BUILT = frozenset(
         "alert_rules",
         "alerts",
         "database",
-        "drain_timeout",
         "dynamic",
         "events",
         "history",
@@ -70,6 +69,7 @@ class Settings:
     audit_max: int = 100_000
     strict: bool | Literal["tasks"] = True
     release: str = ""
+    drain_timeout: timedelta = timedelta(seconds=10)
 
     @property
     def call_timeout(self) -> float:
@@ -112,6 +112,7 @@ class Settings:
             audit_max=reader.count("audit_max", _default(cls, "audit_max")),
             strict=reader.choice("strict", True, (True, False, "tasks")),
             release=reader.release(),
+            drain_timeout=reader.duration("drain_timeout", _default(cls, "drain_timeout")),
         )
         _refuse(problems, app.conf.task_always_eager and "task_always_eager is set: tasks would run inside beat")
         _refuse(problems, _retention_too_short(app, settings))

@@ -193,13 +193,14 @@ class Entrance:
         elif delivery.taken == "revoked":
             state = "revoked"
         elif exc is not None and not delivery.finished:
-            limit = request.task.max_retries
+            policy = delivery.ticket.policy.retry
+            limits = (request.task.max_retries, policy.max_attempts - 1 if policy is not None else None)
             state, reason = outcome.of_exception(
                 exc,
                 taken=delivery.taken,
                 asked=run.asked_at is not None,
                 shutting_down=self.board.shutting_down,
-                last=limit is not None and 0 < limit <= run.order.retries,
+                last=any(limit is not None and 0 < limit <= run.order.retries for limit in limits),
             )
             if isinstance(exc, Retry):
                 eta = outcome.due_of(exc, self.clock.now())

@@ -83,7 +83,7 @@ class Bench:
         self.keys = Keys(NAMESPACE)
 
     def schedule(self, task: str, args: tuple[Any, ...], **policy: Any) -> str:
-        """Have a beat send one occurrence; return its key. The beat must lead before it is due: a new entry starts from now."""
+        """Have a beat send one occurrence; return its key. It must lead before that is due: a new entry starts from now."""
         at = (datetime.now(timezone.utc) + timedelta(seconds=15)).replace(microsecond=0)
         entry = {"task": f"proj.{task}", "schedule": f"@at {iso(at)}", "args": args, "policy": policy}
         self.project.write(self._body, **self._conf, beat_schedule={"e": entry})
