@@ -10,6 +10,7 @@ from typing import Any
 import redis
 
 from celery_tzbeat.deliveries import WorkerPresence
+from celery_tzbeat.errors import StoreUnreadable
 from celery_tzbeat.model import MICROSECOND, Occurrence, Policy, from_micros, micros
 
 from .calls import RedisCalls, Word, answers_of, millis
@@ -106,6 +107,8 @@ class OpenOccurrences(RedisCalls):
         for _, record in self._found([key for members in self._ask(ask) for key in members]):
             one = open_occurrence(record)
             found[one.occurrence.entry].append(one)
+        for opened in found.values():
+            opened.sort(key=lambda one: one.occurrence.nominal)
         return found
 
     def claim(self, claims: Sequence[Claim], *, epoch: int) -> list[Answer]:
@@ -332,7 +335,8 @@ class OpenOccurrences(RedisCalls):
             "expires": micros(request.expires),
         }
         id_: bytes = self._ask(lambda c: c.xadd(self.keys("requests"), fields, maxlen=REQUESTS_KEPT, approximate=True))
-        self._ask(lambda c: c.publish(self.keys("wake"), "request"))
+        with suppress(StoreUnreadable):  # no right to the channel: the leader finds it within its second
+            self._ask(lambda c: c.publish(self.keys("wake"), "request"))
         return id_.decode()
 
     def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:

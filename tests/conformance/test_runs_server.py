@@ -18,7 +18,7 @@ from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Policy
 from celery_tzbeat.store.keys import CATALOGUE
 from celery_tzbeat.store.protocol import BATCH, Verdict
-from celery_tzbeat.store.runs import Beat, End, Ended, Gate, Order, Pulse
+from celery_tzbeat.store.runs import Beat, End, Ended, Gate, Order, Pulse, Start
 from celery_tzbeat.testing.server import LocalServer
 
 PREFIX = "tzbeat:{test/0}:"
