@@ -30,7 +30,6 @@ NOT_BUILT = frozenset(
         "alert_rules",
         "alerts",
         "database",
-        "drain_timeout",
         "dynamic",
         "events",
         "history",
@@ -71,6 +70,7 @@ class Settings:
     strict: bool | Literal["tasks"] = True
     release: str = ""
     wait_replicas: int = 0
+    drain_timeout: timedelta = timedelta(seconds=10)
 
     @property
     def call_timeout(self) -> float:
@@ -114,6 +114,7 @@ class Settings:
             strict=reader.choice("strict", True, (True, False, "tasks")),
             release=reader.release(),
             wait_replicas=reader.count("wait_replicas", 0, at_least=0),
+            drain_timeout=reader.duration("drain_timeout", _default(cls, "drain_timeout")),
         )
         _refuse(problems, app.conf.task_always_eager and "task_always_eager is set: tasks would run inside beat")
         _refuse(problems, _retention_too_short(app, settings))

@@ -124,12 +124,13 @@ class Claims:
     def _take(self, found: OpenOccurrence) -> None:
         taken: OpenOccurrence | None = found
         if found.epoch != self._epoch:
-            taken = self._store.reclaim(found.occurrence, epoch=self._epoch)
-            self._progress()
-            if taken is not None and found.policy.delivery == "at_most_once":
-                owed = _Owed(Claimed(taken.occurrence, taken.bucket), taken.payload, self._clock.reading())
+            if found.policy.delivery == "at_most_once":
+                # Not reclaimed first: as a claim of this term it would be sent, were the next call lost.
+                owed = _Owed(Claimed(found.occurrence, found.bucket), found.payload, self._clock.reading())
                 self._bury(owed, "doubtful", "a leader that is gone may have sent it, and it is delivered at most once")
                 return
+            taken = self._store.reclaim(found.occurrence, epoch=self._epoch)
+            self._progress()
         if taken is not None:
             logger.warning(
                 "the claim of %s was left open: its message is sent again under its task id",

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 #: How often the leader looks, in seconds.
 EVERY = 1.0
 
-#: How long a sweep takes at most, but for the call it is in, in seconds.
+#: How long a sweep takes at most, but for the call it is in, and how often it looks while more waits, in seconds.
 SWEEPING = 0.25
 
 
@@ -73,9 +73,10 @@ class Sweep:
     @property
     def wait(self) -> float:
         """In how many seconds to sweep again."""
-        if self._began is None or not self._is_through:
+        if self._began is None:
             return 0.0
-        return max(0.0, EVERY - self._clock.reading().advance_since(self._began))
+        every = EVERY if self._is_through else SWEEPING
+        return max(0.0, every - self._clock.reading().advance_since(self._began))
 
     def sweep(self) -> None:
         """Look, where it is time to, and do what waits. Raises StoreUnavailable and Replaced."""

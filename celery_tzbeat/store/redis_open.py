@@ -10,6 +10,7 @@ from typing import Any
 import redis
 
 from celery_tzbeat.deliveries import WorkerPresence
+from celery_tzbeat.errors import StoreUnreadable
 from celery_tzbeat.model import MICROSECOND, Occurrence, Policy, from_micros, micros
 
 from .calls import RedisCalls, Word, answers_of, millis, text_of
@@ -109,6 +110,8 @@ class OpenOccurrences(RedisCalls):
         members = self._found([key for members in self._ask(ask) for key in members])
         for one in readable(members, lambda _, record: open_occurrence(record)):
             found[one.occurrence.entry].append(one)
+        for opened in found.values():
+            opened.sort(key=lambda one: one.occurrence.nominal)
         return found
 
     def claim(self, claims: Sequence[Claim], *, epoch: int) -> list[Answer]:
@@ -342,7 +345,8 @@ class OpenOccurrences(RedisCalls):
             "expires": micros(request.expires),
         }
         id_: bytes = self._ask(lambda c: c.xadd(self.keys("requests"), fields, maxlen=REQUESTS_KEPT, approximate=True))
-        self._ask(lambda c: c.publish(self.keys("wake"), "request"))
+        with suppress(StoreUnreadable):  # no right to the channel: the leader finds it within its second
+            self._ask(lambda c: c.publish(self.keys("wake"), "request"))
         return id_.decode()
 
     def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:

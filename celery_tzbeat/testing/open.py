@@ -45,7 +45,7 @@ class MemoryOpenOccurrences(MemoryLedger):
         waits = occurrence.key in self.data.open
         sent_by: list[datetime] = []
         if overlap != "skip" and self.held(occurrence):
-            for other in self.beside(entry, occurrence.key):
+            for other in sorted(self.beside(entry, occurrence.key), key=lambda record: record.occurrence.nominal):
                 sent_by += self._clear_away(other, nominal, overlap, epoch)
         if not self.held(occurrence):
             return Verdict.DONE
@@ -232,6 +232,8 @@ class MemoryOpenOccurrences(MemoryLedger):
         if occurrence.key not in self.data.dead or occurrence.key in self.data.open:
             return Answer(Verdict.DECIDED)
         mark = self.data.done.get((occurrence.entry, claimed.bucket), "").split()
+        if mark and mark[0] not in ("dead", "sent", "lost"):
+            return Answer(Verdict.DECIDED)
         if mark and int(mark[1]) >= dispatch:
             return Answer(Verdict.DECIDED, str(int(mark[1]) + 1))
         self.data.open[occurrence.key] = Record(

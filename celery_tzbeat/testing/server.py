@@ -131,7 +131,7 @@ class LocalServer:
             self._launch(executable, self._port)
         else:
             for _ in range(PORTS_TRIED):
-                port = _free_port()
+                port = free_port()
                 if self._launch(executable, port, taken_is_fatal=False):
                     self._port = port
                     break
@@ -246,7 +246,7 @@ def _ask(port: int, command: bytes) -> bytes:
         return b""
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a loopback port that nobody listens on now; somebody may a moment later.
 
     Taken from below the range that the system gives to outgoing connections: a client that keeps asking for a

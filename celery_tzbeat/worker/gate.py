@@ -14,7 +14,7 @@ header pass through untouched. Contract tests hold both.
 | Celery calls it expired or revoked | written so |
 | the store does not answer: `run` | it runs under its own token, which the first heartbeat that arrives registers |
 | the store does not answer: `hold`, at_most_once | parked as a successor is |
-| the store hangs | two bounds of 0.2 s once; until the heartbeat hears from it again nobody else asks |
+| the store hangs | 0.5 s once; until the heartbeat hears from it again nobody else asks |
 | a header of ours that cannot be read | logged and counted, it runs as any other message |
 | a bug in here | logged and counted, it runs as if the store were down |
 | connection lost, or shutdown, while parked | dropped unacknowledged: the broker delivers it again |
@@ -193,13 +193,14 @@ class Entrance:
         elif delivery.taken == "revoked":
             state = "revoked"
         elif exc is not None and not delivery.finished:
-            limit = request.task.max_retries
+            policy = delivery.ticket.policy.retry
+            limits = (request.task.max_retries, policy.max_attempts - 1 if policy is not None else None)
             state, reason = outcome.of_exception(
                 exc,
                 taken=delivery.taken,
                 asked=run.asked_at is not None,
                 shutting_down=self.board.shutting_down,
-                last=limit is not None and 0 < limit <= run.order.retries,
+                last=any(limit is not None and 0 < limit <= run.order.retries for limit in limits),
             )
             if isinstance(exc, Retry):
                 eta = outcome.due_of(exc, self.clock.now())

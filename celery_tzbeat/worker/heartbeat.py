@@ -118,6 +118,10 @@ class Heart:
         """Start the thread: a real one, also where gevent has patched threading."""
         start_thread(self._live)
 
+    def close(self) -> None:
+        """Let go of what waits, where the thread was never started; a started one ends with the process."""
+        self._waker.close()
+
     def hold(self, run: Held) -> None:
         """Keep a run's lease from now on."""
         self._held[run.token] = run
@@ -145,8 +149,8 @@ class Heart:
         return list(self._held.values())
 
     def store_failed(self) -> None:
-        """Say that the store did not answer somebody else: this thread finds out when it does again."""
-        self.down, self._failed_at = True, self._now()
+        """Say that the store did not answer somebody else: this thread asks at once, and finds out when it does again."""
+        self.down, self._beat_at = True, float("-inf")
         self._waker.wake()
 
     def drain(self, seconds: float) -> bool:
@@ -170,6 +174,11 @@ class Heart:
         leases = [run.ticket.policy.run_lease.total_seconds() for run in self.held() if not run.lost]
         return min(max(min(leases, default=SLOWEST * BEATS_PER_LEASE) / BEATS_PER_LEASE, QUICKEST), SLOWEST)
 
+    @property
+    def pause(self) -> float:
+        """Seconds until the next heartbeat: sooner while the store does not answer."""
+        return min(RETRY, self.interval) if self.down else self.interval
+
     # ---- the thread
 
     def _live(self) -> None:
@@ -191,14 +200,14 @@ class Heart:
         if self._owed and now >= self._wrote_at + GATHER:
             self._wrote_at = now
             self._ask(self._write_ends)
-        if now >= self._beat_at + self.interval:
+        if now >= self._beat_at + self.pause:
             self._beat_at = now
             self._ask(self._beat)
             self._guarded(self._touch)
 
     def _next(self) -> float:
         """Return when there is something to do, in monotonic seconds."""
-        due = [self._beat_at + self.interval]
+        due = [self._beat_at + self.pause]
         if self._owed:
             due.append(self._wrote_at + GATHER)
         return min(max(min(due), self._failed_at + RETRY), *(at for at, _ in list(self._later)), float("inf"))

@@ -54,10 +54,7 @@ from .touch import Toucher
 logger = logging.getLogger(__name__)
 
 #: Bounds of one call by the gate, which runs in the worker's loop (a call connects and asks: twice this), in seconds.
-GATE_TIMEOUT = 0.2
-
-#: What is owed when a worker ends is waited for so long, in seconds.
-DRAIN = 5.0
+GATE_TIMEOUT = 0.25
 
 
 def install(app: Celery) -> None:
@@ -143,7 +140,7 @@ class WorkerHalf(bootsteps.StartStopStep):
         if not _is_threads(self._consumer.pool):  # threads go on until they end, and the heartbeat with them
             for run in self.heart.held():
                 self._vanished(run)
-        if not self.heart.drain(DRAIN):
+        if not self.heart.drain(self.settings.drain_timeout.total_seconds()):
             logger.warning("tzbeat: the store did not take %d ends before the worker ended", self.heart.owed)
 
     def bury(self, message: Any, reason: str, error: str) -> None:

@@ -190,6 +190,16 @@ def test_line_8_what_waits_may_be_settled(scene: Scene, state: Any) -> None:
     assert scene.start("u", second=1).gate is Gate.SETTLED
 
 
+def test_line_3_a_nominal_too_far_ahead_of_the_stores_clock_is_refused(scene: Scene) -> None:
+    assert scene.hold(400, overlap="skip") is Verdict.EARLY
+
+
+def test_line_3_what_was_settled_before_is_decided(scene: Scene) -> None:
+    scene.publish()
+    scene.end("revoked", "")
+    assert scene.hold(overlap="buffer_one") is Verdict.DECIDED
+
+
 # ---- line 14
 
 
@@ -347,6 +357,15 @@ def test_line_28_a_replay_may_die_again_and_be_replayed_again(scene: Scene) -> N
     assert scene.start("copy", (2, 0)).gate is Gate.SETTLED
     answer = scene.store.replay(scene.ask("replay"), scene.claimed(), b"", dispatch=3, policy=Policy(), epoch=1)
     assert answer.verdict is Verdict.DONE
+
+
+def test_line_28_a_letter_that_outlived_its_mark_does_not_replay_what_is_done_since(scene: Scene) -> None:
+    dead(scene)
+    scene.forget_marks()
+    scene.start("copy")
+    scene.end("done", "copy")
+    answer = scene.store.replay(scene.ask("replay"), scene.claimed(), b"", dispatch=9, policy=Policy(), epoch=1)
+    assert (answer.verdict, answer.detail) == (Verdict.DECIDED, "")
 
 
 def test_line_28_without_its_record_a_dead_mark_admits_only_a_higher_dispatch(scene: Scene) -> None:

@@ -22,7 +22,7 @@ from evidence import PULSE, assert_gapless, connected, ledger, nominals, presenc
 
 from celery_tzbeat.store.client import make_client
 from celery_tzbeat.testing.processes import Process, wait_until
-from celery_tzbeat.testing.server import LocalServer, _free_port, server_executable
+from celery_tzbeat.testing.server import LocalServer, free_port, server_executable
 
 SAME = "sends by the path 'same server'"
 CLAIMS = "sends by the path 'claims'"
@@ -47,7 +47,7 @@ class Watched:
             )
 
     def _start_sentinel(self, directory: Path, quorum: int) -> None:
-        port = _free_port()
+        port = free_port()
         conf = directory / f"sentinel-{port}.conf"
         conf.write_text(
             f"port {port}\nbind 127.0.0.1\ndir {directory}\n"

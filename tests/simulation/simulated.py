@@ -408,6 +408,8 @@ class Host:
 class World:
     """One server, some beats, one time. Build it, plan what happens `at` which second, `run` it."""
 
+    make_host: type[Host] = Host
+
     def __init__(
         self,
         specs: tuple[Spec, ...] = ENTRIES,
@@ -456,7 +458,7 @@ class World:
         """Start one more beat now."""
         number = len(self.hosts)
         skew = self._skews[number % len(self._skews)] if skew is None else skew
-        self.hosts.append(Host(self, number, skew, specs or self.trace.specs))
+        self.hosts.append(self.make_host(self, number, skew, specs or self.trace.specs))
         return self.hosts[-1]
 
     def crash(self, host: Host, restart_after: float = 0.0, specs: tuple[Spec, ...] | None = None) -> None:

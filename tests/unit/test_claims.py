@@ -16,9 +16,9 @@ from scripted import Does, ScriptedBroker
 from celery_tzbeat.beat.claims import REFUSALS, Claims, Outdated
 from celery_tzbeat.envelopes import Envelope, Parcel
 from celery_tzbeat.errors import StoreUnavailable
-from celery_tzbeat.model import Cursor, Occurrence
+from celery_tzbeat.model import Cursor, Occurrence, Policy
 from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import BATCH, Claim, Claimed, Verdict
+from celery_tzbeat.store.protocol import BATCH, Claim, Claimed, Tracking, Verdict
 from celery_tzbeat.testing import ManualClock, MemoryStore
 
 UTC = timezone.utc
@@ -105,13 +105,15 @@ class Office:
     def _progressed(self) -> None:
         self.progress += 1
 
-    def claim(self, *names: str, messages: int = 1, payload: bytes | None = None) -> None:
+    def claim(
+        self, *names: str, messages: int = 1, payload: bytes | None = None, tracking: Tracking | None = None
+    ) -> None:
         """Claim an occurrence of each entry in the store, and owe it."""
         for name in names:
             occurrence = Occurrence(name, self.clock.now())
             claimed = Claimed(occurrence, Bucket.of(occurrence.nominal, SECOND))
             kept = payload or parcel(name, messages, self.clock.now())
-            claim = Claim(occurrence, claimed.bucket, Cursor(occurrence.nominal, "rule"), kept)
+            claim = Claim(occurrence, claimed.bucket, Cursor(occurrence.nominal, "rule"), kept, tracking)
             (answer,) = self.store.claim([claim], epoch=self.epoch)
             assert answer.verdict is Verdict.DONE
             self.claims.add(claimed, kept)
@@ -594,3 +596,40 @@ def test_a_signal_that_ends_the_process_passes_through() -> None:
     office.network.fail("before", "confirm")
     with pytest.raises(SystemExit):
         office.work()
+
+
+# ---- at most once
+
+
+AT_MOST_ONCE = Tracking(Policy(delivery="at_most_once"))
+
+
+@pytest.mark.parametrize("when", ["", "before", "after"])
+def test_what_a_dead_leader_may_have_sent_is_not_sent_again_but_dead(when: str) -> None:
+    first = Office()
+    first.claim("a", tracking=AT_MOST_ONCE)
+    first.claim("b", tracking=Tracking(Policy()))
+    second = Office(epoch=2, clock=first.clock, store=first.store)
+    if when:
+        second.network.fail(when, "settle")
+        with pytest.raises(StoreUnavailable):
+            second.claims.take_over()
+    second.claims.take_over()
+    second.work()
+    assert second.broker.bodies == ["b"]
+    assert second.dead == ([(key("a"), "doubtful")] if when != "after" else [])
+    letter = json.loads(second.store.dead_letters()[key("a")])
+    assert (letter["reason"], base64.b64decode(letter["message"])) == ("doubtful", parcel("a", 1, NOW))
+    assert [(run.key, run.state) for run in second.store.runs()] == [(key("b"), "published")]
+
+
+def test_a_claim_of_ones_own_whose_reply_was_lost_is_sent_at_most_once_or_not() -> None:
+    office = Office()
+    occurrence = Occurrence("a", NOW)
+    bucket = Bucket.of(NOW, SECOND)
+    claim = Claim(occurrence, bucket, Cursor(NOW, "rule"), parcel("a", 1, NOW), AT_MOST_ONCE)
+    office.store.claim([claim], epoch=office.epoch)  # and the reply is lost: it was never sent
+    office.claims.take_over()
+    office.work()
+    assert len(office.broker.taken) == 1
+    assert office.store.dead_letters() == {}

@@ -16,7 +16,7 @@ from celery_tzbeat.beat.dispatch import BuildFailed, Message
 from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.ledger import Replaced
 from celery_tzbeat.beat.paths import SameServerPath
-from celery_tzbeat.beat.sweep import end_of
+from celery_tzbeat.beat.sweep import SWEEPING, end_of
 from celery_tzbeat.beat.term import Term
 from celery_tzbeat.deliveries import DeadLetter, Ticket, WorkerPresence
 from celery_tzbeat.envelopes import Parcel
@@ -244,12 +244,14 @@ def test_while_runs_live_it_is_one_call_a_second_too() -> None:
     assert scene.network.calls == ["survey"] * 10
 
 
-def test_it_does_no_more_than_a_batch_a_time_and_goes_on_at_the_next_tick() -> None:
+def test_it_does_no_more_than_a_batch_a_time_and_goes_on_soon() -> None:
     scene = Scene(*(entry(f"e{n}", start_within=SECOND) for n in range(BATCH + 50)))
     scene.ticks(2)
     scene.clock.advance(5)
     scene.tick()
     assert len(scene.lost) == BATCH
+    assert scene.term.work() <= SWEEPING
+    scene.clock.advance(SWEEPING)
     scene.tick()
     assert len(scene.lost) == BATCH + 50
 

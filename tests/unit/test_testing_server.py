@@ -84,9 +84,9 @@ class TestLocalServer:
 
     def test_a_taken_port_is_left_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with LocalServer() as first:
-            free = server_module._free_port()
+            free = server_module.free_port()
             ports = iter([first.port, free])
-            monkeypatch.setattr(server_module, "_free_port", lambda: next(ports))
+            monkeypatch.setattr(server_module, "free_port", lambda: next(ports))
             with LocalServer() as second:
                 assert second.port == free
                 assert first.alive

@@ -13,7 +13,7 @@ for i = 1, count do
     local record, of_entry, done = KEYS[5 + 3 * i], KEYS[6 + 3 * i], KEYS[7 + 3 * i]
     local key, entry, nominal, cursor, payload, number, field, detail, policy, within, eta, alone =
         unpack(ARGV, 12 * i - 6, 12 * i + 5)
-    local no = refused_opening(record, done, entry, nominal, field, cursor)
+    local no, waits = refused_opening(record, done, entry, nominal, field, cursor)
     if not no and alone == '1' and held(record, of_entry, key) then no = 'HELD' end
     if no then
         answers[i] = no
@@ -22,7 +22,7 @@ for i = 1, count do
             'dispatch', 1, 'retries', 0, 'payload', payload, 'number', number, 'field', field, 'detail', detail)
         if policy ~= '' then redis.call('HSET', record, 'policy', policy, 'within', within, 'eta', eta) end
         stand_open(of_entry, key, claims_first(now))
-        advance(entry, nominal, cursor)
+        if not waits then redis.call('HSET', KEYS[3], entry, cursor) end
         note('claimed', entry, nominal, nominal, 1, detail)
         answers[i] = 'DONE'
     end

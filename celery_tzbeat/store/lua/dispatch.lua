@@ -35,7 +35,7 @@ for i = 1, count do
     local key, entry, nominal, cursor, number, field, detail, policy, within, eta, alone, payload, commands =
         unpack(ARGV, at, at + 12)
     at = at + 13
-    local no = refused_opening(record, done, entry, nominal, field, cursor)
+    local no, waits = refused_opening(record, done, entry, nominal, field, cursor)
     if not no and alone == '1' and held(record, of_entry, key) then no = 'HELD' end
     local fault = not no and push(at, commands)
     if no then
@@ -52,7 +52,7 @@ for i = 1, count do
             stand_open(of_entry, key, late_after(eta, within))
             note('published', entry, nominal, nominal, 1, detail)
         end
-        advance(entry, nominal, cursor)
+        if not waits then redis.call('HSET', KEYS[3], entry, cursor) end
         answers[i] = 'DONE'
     end
     at = behind(at, commands)

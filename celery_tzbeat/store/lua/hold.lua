@@ -49,8 +49,7 @@ for i = 1, count do
             record = KEYS[others_at], done = KEYS[others_at + 1] }
         at, others_at = at + 3, others_at + 2
     end
-    local no = refused_opening(record, done, entry, nominal, field, cursor)
-    local waits = redis.call('EXISTS', record) == 1
+    local no, waits = refused_opening(record, done, entry, nominal, field, cursor)
     local sent_by = nil
     if not no and overlap ~= 'skip' and not (waits and not held(record, of_entry, key)) then
         sent_by = clear_away(others, of_entry, entry, nominal, overlap)

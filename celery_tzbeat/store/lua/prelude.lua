@@ -47,22 +47,18 @@ local function held(record, of_entry, key)
     return not sent_by or now < tonumber(sent_by)
 end
 
--- Why an occurrence may not be opened (lines 1, 2, 3, 7): a verdict, nil where it may. One that waits has moved its cursor
--- already.
+-- Why an occurrence may not be opened (lines 1, 2, 3, 7): a verdict, nil where it may; and whether it waits. One that waits
+-- has moved its cursor already.
 local function refused_opening(record, done, entry, nominal, field, cursor)
     if early(nominal) then return 'EARLY' end
     local state = redis.call('HGET', record, 'state')
-    if state == 'waiting' then return nil end
+    if state == 'waiting' then return nil, true end
     if decided(entry, nominal) then return 'DECIDED' end
     if state or redis.call('HEXISTS', done, field) == 1 then
         redis.call('HSET', KEYS[3], entry, cursor)
         return 'DECIDED'
     end
-    return nil
-end
-
-local function advance(entry, nominal, cursor)
-    if not decided(entry, nominal) then redis.call('HSET', KEYS[3], entry, cursor) end
+    return nil, false
 end
 
 -- Take a request off, and keep what became of it. Returns whether it was there.

@@ -3,13 +3,14 @@
 -- KEYS[13] outcome of the request
 -- ARGV[5] key, entry, nominal, bucket number, done field, dispatch, payload, policy, start_within in ms, request,
 --   by and why, outcome kept for ms
--- Returns {'DONE'} or {verdict, the least dispatch}; DECIDED where there is no letter, or the done mark admits only a higher
--- dispatch. Guard: fence; letter, no record, mark.
+-- Returns {'DONE'} or {verdict, the least dispatch}; DECIDED where there is no letter, or the done mark admits no replay, or
+-- only a higher dispatch. Guard: fence; letter, no record, mark.
 local refusal = refused()
 if refusal then return { refusal } end
 local key, entry, nominal, number, field, dispatch, payload, policy, within, request, why, keep = unpack(ARGV, 5, 16)
 if redis.call('HEXISTS', KEYS[11], key) == 0 or redis.call('EXISTS', KEYS[8]) == 1 then return { 'DECIDED' } end
-local before = string.match(redis.call('HGET', KEYS[10], field) or '', '^%a (%d+)')
+local mark, before = string.match(redis.call('HGET', KEYS[10], field) or '', '^(%a) (%d+)')
+if mark and not string.find('xsl', mark) then return { 'DECIDED' } end -- the letter is older than an end that counts
 if before and tonumber(before) >= tonumber(dispatch) then return { 'DECIDED', tostring(tonumber(before) + 1) } end
 redis.call('HSET', KEYS[8], 'state', 'claimed', 'entry', entry, 'nominal', nominal, 'epoch', ARGV[1],
     'dispatch', dispatch, 'retries', 0, 'payload', payload, 'number', number, 'field', field, 'detail', 'replay',

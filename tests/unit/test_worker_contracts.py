@@ -1,0 +1,229 @@
+"""What the worker half relies on in Celery, kombu and billiard without their promise.
+
+Each test names what to do should it fail one day.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from billiard.exceptions import WorkerLostError
+from celery import Celery, signals
+from celery.app import amqp, trace
+from celery.app.task import Context
+from celery.concurrency import base as concurrency
+from celery.concurrency import solo, thread
+from celery.exceptions import TaskRevokedError
+from celery.utils.imports import symbol_by_name
+from celery.worker import consumer as worker_consumer
+from celery.worker import request as worker_request
+from celery.worker import state as worker_state
+from celery.worker import strategy, worker
+from celery.worker.consumer.tasks import Tasks
+from kombu import Queue
+from kombu.transport import redis as kombu_redis
+from worker_bench import NOON, Bench
+
+from celery_tzbeat.testing.server import LocalServer
+from celery_tzbeat.worker.gate import CLAIM, GatedRequest
+from celery_tzbeat.worker.install import WorkerHalf
+from celery_tzbeat.worker.outcome import raw_message
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+class Pool:
+    """A pool that keeps what it is given, as `create_request_cls` wants it."""
+
+    def __init__(self) -> None:
+        self.given: list[dict[str, Any]] = []
+
+    def apply_async(self, target: Any, **options: Any) -> None:
+        self.given.append(options)
+
+
+def made_by_celery(bench: Bench, request: Any, pool: Pool) -> Any:
+    """Return a request of the class that Celery's strategy makes of ours, for the same message."""
+    cls = worker_request.create_request_cls(bench.task.Request, bench.task, pool, "one@host", None, app=bench.app)
+    made = cls(
+        request.message,
+        app=bench.app,
+        task=bench.task,
+        hostname="one@host",
+        headers=request.message.headers,
+        body=request.message.body,
+        on_ack=lambda *_: bench.acks.append("ack"),
+    )
+    worker_state.task_reserved(made)
+    return made
+
+
+def test_the_strategy_makes_its_requests_of_the_task_s_own_class() -> None:
+    # Else: `create_request_cls` in celery.worker.strategy is the next seam.
+    source = inspect.getsource(strategy.default)
+    assert "symbol_by_name(task.Request)" in source
+    assert "create_request_cls(Request, task" in source
+
+
+def test_revoked_is_asked_just_before_the_pool_and_keeps_it_from_running(bench: Bench) -> None:
+    # Else: no gate. `before_start` with Ignore is the fallback of the design's research.
+    pool = Pool()
+    first = made_by_celery(bench, bench.request(bench.ticket()), pool)
+    first.execute_using_pool(pool)
+    assert len(pool.given) == 1
+    copy = made_by_celery(bench, bench.request(bench.ticket()), pool)
+    with pytest.raises(TaskRevokedError):
+        copy.execute_using_pool(pool)
+    assert len(pool.given) == 1
+
+
+def test_our_on_success_in_the_instance_is_not_shadowed(bench: Bench) -> None:
+    # Else: a success is a request that left `active_requests` without a failure.
+    pool = Pool()
+    made = made_by_celery(bench, bench.request(bench.ticket()), pool)
+    made.execute_using_pool(pool)
+    [given] = pool.given
+    assert given["callback"] == made._on_success
+    given["accept_callback"](1, 0.0)
+    given["callback"]((0, "None", 0.1))
+    bench.beat(1)
+    assert bench.state() == "done"
+    assert made not in worker_state.active_requests
+
+
+def test_failures_timeouts_and_ends_by_others_reach_the_request(bench: Bench) -> None:
+    # Else: the sweep finds out when the lease lapses.
+    for name in ("on_failure", "on_timeout", "on_accepted", "terminate", "cancel", "revoked", "maybe_expire"):
+        assert callable(getattr(worker_request.Request, name)), name
+    pool = Pool()
+    made = made_by_celery(bench, bench.request(bench.ticket()), pool)
+    made.execute_using_pool(pool)
+    assert pool.given[0]["error_callback"] == made.on_failure
+    assert pool.given[0]["timeout_callback"] == made.on_timeout
+    assert isinstance(made, GatedRequest)
+    assert issubclass(WorkerLostError, Exception)
+
+
+def test_a_request_has_room_for_what_we_keep_and_says_who_ended_it(bench: Bench) -> None:
+    request = bench.request(bench.ticket())
+    assert isinstance(request.__dict__, dict)
+    assert request._already_revoked is False
+    assert request._already_cancelled is False
+
+
+def test_what_we_add_to_properties_reaches_the_body_and_no_later_message(bench: Bench) -> None:
+    # Else: another field of the request that `as_execution_options` does not hand on.
+    request = bench.running()
+    context = Context(request.request_dict)
+    assert context.properties[CLAIM]["token"]
+    signature = bench.task.signature_from_request(context, retries=1)
+    assert CLAIM not in signature.options
+    assert request.request_dict["properties"][CLAIM]["token"] not in str(signature)
+    assert signature.options["headers"]["meta"]["tzbeat"]["key"] == "k"  # the ticket goes on
+
+
+def test_a_retry_says_under_which_id_and_number_it_was_published(bench: Bench) -> None:
+    # Else: a retry that the task swallows ends its run as done.
+    seen: list[dict[str, Any]] = []
+
+    def note(headers: Any = None, **_: Any) -> None:
+        seen.append(headers)
+
+    signals.after_task_publish.connect(note)
+    try:
+        bench.app.send_task("work", (), task_id="an-id", retries=3, countdown=60)
+    finally:
+        signals.after_task_publish.disconnect(note)
+    assert (seen[0]["id"], seen[0]["retries"]) == ("an-id", 3)
+    assert isinstance(seen[0]["eta"], str)
+
+
+def test_signals_around_the_body_are_sent_where_it_runs() -> None:
+    # Else: bind in the wrapped body, as the policy's retry does.
+    source = inspect.getsource(trace.build_tracer)
+    assert "send_prerun(sender=task, task_id=uuid, task=task" in source
+    assert "send_postrun(sender=task, task_id=uuid, task=task" in source
+
+
+def test_a_bootstep_of_the_consumer_is_made_before_the_pool_forks_and_shut_down_after_it() -> None:
+    # Else: signals worker_init and worker_shutdown, and a wrapped `WorkController._shutdown`.
+    assert "self.consumer.shutdown()" in inspect.getsource(worker.WorkController.on_stopped)
+    assert "send_all(parent, 'shutdown')" in inspect.getsource(worker_consumer.Consumer.Blueprint.shutdown)
+    app = Celery("contract", set_as_current=False)
+    assert isinstance(app.steps["consumer"], set)
+    assert not app.configured
+    assert symbol_by_name(WorkerHalf.requires[0]) is Tasks
+
+
+def test_the_consumer_builds_its_strategies_and_refuses_what_it_cannot_read_through_itself() -> None:
+    # Else: install at worker_init alone; undecodable messages are found by `start_within`.
+    assert "c.update_strategies()" in inspect.getsource(Tasks.start)
+    assert "on_decode_error=c.on_decode_error" in inspect.getsource(Tasks.start)
+    assert "signals.task_unknown.send" in inspect.getsource(worker_consumer.Consumer.on_unknown_task)
+    assert "signals.task_rejected.send" in inspect.getsource(worker_consumer.Consumer.on_invalid_task)
+
+
+def test_pools_without_processes_accept_where_the_body_starts() -> None:
+    # Else: claim in `revoked()`, up to a prefetch early.
+    called: list[str] = []
+
+    def refuse(pid: int, accepted: float) -> None:
+        called.append("accepted")
+        raise KeyError("refused")
+
+    with pytest.raises(KeyError):
+        concurrency.apply_target(lambda: called.append("body"), accept_callback=refuse)
+    assert called == ["accepted"]
+    pool = thread.TaskPool(limit=1)
+    result = pool.on_apply(lambda: called.append("body"), accept_callback=refuse)
+    with pytest.raises(KeyError):
+        result.get(5)
+    pool.executor.shutdown()
+    assert called == ["accepted", "accepted"]
+    assert not thread.TaskPool.uses_semaphore
+    assert not solo.TaskPool.uses_semaphore
+
+
+def test_a_soft_shutdown_begins_with_a_call_that_can_be_wrapped() -> None:
+    # Else: tasks hear of it when the wait is over.
+    from celery.apps import worker as apps_worker
+
+    assert "worker.wait_for_soft_shutdown()" in inspect.getsource(apps_worker.on_cold_shutdown)
+
+
+def test_a_redis_message_is_kept_as_it_was_in_the_queue(server: LocalServer) -> None:
+    # Else: the parts are put together; the body is the same, the rest of the text may differ.
+    app = Celery("contract", broker=server.url, set_as_current=False)
+    app.send_task("work", ("é",), headers={"meta": {"tzbeat": 1}})
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        wire = channel.client.lindex("celery", 0)
+        message = Queue("celery")(channel).get()
+    assert raw_message(message, NOON) == wire
+    app.close()
+
+
+def test_the_redis_channel_names_its_index_of_unacknowledged_messages(server: LocalServer) -> None:
+    # Else: nothing is touched; copies of what runs are refused by the gate.
+    app = Celery("contract", broker=server.url, set_as_current=False)
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        assert channel.unacked_index_key == kombu_redis.Channel.unacked_index_key
+        pool = channel._get_pool()
+        client = channel.Client(connection_pool=pool)
+        client.zadd(channel.unacked_index_key, {"tag": 1.0}, xx=True)
+        assert client.zrange(channel.unacked_index_key, 0, -1) == []  # an acknowledged one is not revived
+        pool.disconnect()
+    app.close()
+
+
+def test_the_amqp_module_sends_what_it_published() -> None:
+    assert "headers=headers2" in inspect.getsource(amqp.AMQP._create_task_sender)
