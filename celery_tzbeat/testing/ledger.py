@@ -126,7 +126,7 @@ class MemoryLedger:
         self._life = next(self._lives)
 
     def lineage(self) -> str:
-        return str(self._life) if self.data.needs is not None else ""
+        return str(self._life)
 
     # ---- the leader's guards, as in prelude.lua
 

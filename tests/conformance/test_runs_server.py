@@ -86,7 +86,7 @@ def test_a_restart_without_persistence_is_healed_by_the_next_heartbeat(
     scene.publish()
     scene.start()
     server.restart(wipe=True)
-    assert scene.store.lineage() == ""
+    assert scene.store.is_empty()
     assert scene.beat() is Pulse.RESUMED
     assert scene.start("u").gate is Gate.LIVE
     assert scene.end() is Ended.DONE

@@ -23,6 +23,7 @@ from celery_tzbeat.schedules import tzdata_version
 from celery_tzbeat.settings import Settings
 from celery_tzbeat.store.keys import Bucket, Keys
 from celery_tzbeat.store.protocol import Burial, Claim
+from celery_tzbeat.store.redis_open import CLAIMS_FIRST
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
 
@@ -348,7 +349,7 @@ def test_what_is_claimed_and_not_sent_is_named_though_its_cursor_has_moved(empty
         ground.store.claim([Claim(occurrence, bucket, cursor, b"message")], epoch=epoch)
         assert ground.tz.health().ok, "what was claimed just now may be on its way"
 
-        since = (ground.store.time() - timedelta(seconds=20)).timestamp() * 1000
+        since = (ground.store.time() - timedelta(seconds=20)).timestamp() * 1000 - CLAIMS_FIRST
         with redis.Redis.from_url(empty_server.url) as client:
             client.zadd(ground.store.keys("open"), {occurrence.key: since})
         claimed, broker = ground.tz.health().findings

@@ -58,7 +58,8 @@ def test_every_name_that_can_be_made_is_in_the_catalogue() -> None:
         keys.outcome("<id>"),
     }
     assert made <= {keys(kind.name) for kind in CATALOGUE}
-    assert len(made) == len([name for name, _ in getmembers(Keys, isfunction) if not name.startswith("_")])
+    asking = {"type_of", "fixed"}  # these make no name
+    assert len(made) == len({name for name, _ in getmembers(Keys, isfunction) if not name.startswith("_")} - asking)
 
 
 def test_names_of_entries_are_never_cut() -> None:

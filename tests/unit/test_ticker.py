@@ -122,7 +122,7 @@ class Beat:
 
     def build(self, given: Entry, occurrence: Occurrence, *, epoch: int) -> Message:
         if self.cannot_declare:
-            raise StoreUnavailable("the broker does not answer")
+            raise BrokerUnavailable("the broker does not answer")
         bucket = Bucket.of(occurrence.nominal, given.schedule.shortest_gap)
         body = occurrence.key.encode()
         if self.world.two_servers:
