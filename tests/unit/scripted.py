@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from celery_tzbeat.beat.publisher import Fate
+from celery_tzbeat.beat.publisher import BrokerUnavailable, Fate
 from celery_tzbeat.envelopes import Envelope
-from celery_tzbeat.errors import StoreUnavailable
 
 Does = Literal["take", "refuse", "lose", "take and lose"]
 
@@ -30,7 +29,7 @@ class ScriptedBroker:
         if does.startswith("take"):
             self.taken.append(envelope)
         if does.endswith("lose"):
-            raise StoreUnavailable("the broker does not answer")
+            raise BrokerUnavailable("the broker does not answer")
         return (Fate.NOT_SENT, "returned as unroutable") if does == "refuse" else (Fate.CONFIRMED, "")
 
     @property

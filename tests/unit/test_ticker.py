@@ -15,14 +15,16 @@ from celery_tzbeat.beat.dispatch import Message
 from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
+from celery_tzbeat.deliveries import Ticket
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
-from celery_tzbeat.model import Cursor, Entry, Occurrence, Presence
+from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Presence
 from celery_tzbeat.schedules import every
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Command
-from celery_tzbeat.testing import ManualClock, MemoryLeases, MemoryStore
+from celery_tzbeat.store.runs import Order, Start
+from celery_tzbeat.testing import ManualClock, MemoryLeases, MemoryRuns, MemoryStore
 
 UTC = timezone.utc
 SECOND = timedelta(seconds=1)
@@ -614,3 +616,39 @@ def test_a_tick_that_fails_for_no_foreseen_reason_ends_no_beat_and_leaves_the_le
     for _ in range(3):
         beat.step()
     assert beat.leads
+
+
+# ---- what a leader may take for dead
+
+
+def with_a_run() -> tuple[World, Beat]:
+    """Return a leader that has seen the store for 20 s, and a run that has just begun and never beats."""
+    world = World()
+    world.two_servers = True
+    beat = world.beat()
+    run(world, 20)
+    ticket = Ticket("proj/0", "order-42", "", None, 0, 1, 1, 2, Policy(run_lease=timedelta(seconds=3)))
+    MemoryRuns(world.store).start(Start(ticket, Order(1, 0), "token", "worker", True, b""))
+    return world, beat
+
+
+def is_abandoned(world: World) -> bool:
+    return "abandoned" in [record.event for record in world.store.audit()]
+
+
+def test_a_store_that_did_not_answer_breaks_the_view() -> None:
+    world, beat = with_a_run()
+    beat.down = True
+    run(world, 1)
+    beat.down = False
+    run(world, 4)
+    assert not is_abandoned(world)
+    run(world, 3)
+    assert is_abandoned(world)
+
+
+def test_a_broker_that_does_not_answer_says_nothing_of_the_store() -> None:
+    world, beat = with_a_run()
+    beat.broker.always = "lose"
+    run(world, 5)
+    assert is_abandoned(world)
