@@ -24,12 +24,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from pytest_celery import CeleryTestContainer, CeleryTestNode, CeleryWorkerContainer, RabbitMQContainer, RedisContainer
 from pytest_docker_tools.wrappers.container import wait_for_callable
 
 from . import vendor_app
-from .processes import Process
+from .processes import Process, wait_until
 from .server import NoServer, free_port, server_executable
 
 __all__ = [
@@ -56,7 +57,8 @@ class Machine:
     """One program that can be started again, in the shape of docker's container object.
 
     `ports` maps a container's port (``6379/tcp``) to the one on the loopback. The log goes on over restarts. Signals but
-    SIGKILL go to the program alone; SIGKILL, `pause` and `unpause` to its whole group, as a container's do.
+    SIGKILL go to the program alone; SIGKILL, `pause` and `unpause` to its whole group, as a container's do. `kill` returns
+    when all of it is gone: a child that outlives its worker by a moment holds the broker's connection, and a message with it.
     """
 
     def __init__(
@@ -106,6 +108,8 @@ class Machine:
         number = signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal or signals.SIGKILL)
         if number is signals.SIGKILL:
             self.process.kill()
+            group = self.process.pid
+            wait_until(lambda: not _lives(group), READY_TIMEOUT, f"the group of {self.name} to end")
         else:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
@@ -135,6 +139,15 @@ class Machine:
             check=False,
         )
         return done.returncode, done.stdout
+
+
+def _lives(group: int) -> bool:
+    """Return whether any process of a group does more than wait to be reaped."""
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError, PermissionError):
+            if process.info["status"] != psutil.STATUS_ZOMBIE and os.getpgid(process.pid) == group:
+                return True
+    return False
 
 
 class _OnThisHost:

@@ -13,7 +13,7 @@ from celery import Celery
 from conftest import Project
 
 from celery_tzbeat.deliveries import DeadLetter, Ticket
-from celery_tzbeat.model import Policy
+from celery_tzbeat.model import Occurrence, Policy
 from celery_tzbeat.store.keys import Bucket, Keys
 from celery_tzbeat.store.redis import RedisStore
 from celery_tzbeat.testing.processes import Process, wait_until
@@ -34,7 +34,7 @@ tz = TzBeat(app)
 def say(task, what, **more):
     """Append one line: who, what, when."""
     run = current_run()
-    line = {{"what": what, "at": time.time(), "key": run.key, "attempt": run.attempt, "retries": task.request.retries,
+    line = {{"what": what, "at": time.time(), "entry": run.entry, "attempt": run.attempt, "retries": task.request.retries,
              "pid": os.getpid(), "worker": task.request.hostname, **more}}
     file = os.open({said!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (json.dumps(line) + "\\n").encode())
@@ -112,62 +112,62 @@ class Gated:
         worker.wait_for_log("ready.", 60)
         return worker
 
-    def ticket(self, key: str, *, dispatch: int = 1, **policy: Any) -> Ticket:
-        bucket = Bucket.of(NOMINAL, timedelta(minutes=1))
-        return Ticket(
-            NAMESPACE, key, "e", NOMINAL, 1, dispatch, bucket.number, abs(hash(key)) % 100_000, Policy(**policy)
-        )
+    def ticket(self, entry: str, *, dispatch: int = 1, **policy: Any) -> Ticket:
+        """Return the ticket of an entry's one occurrence."""
+        bucket, key = Bucket.of(NOMINAL, timedelta(minutes=1)), Occurrence(entry, NOMINAL).key
+        return Ticket(NAMESPACE, key, entry, NOMINAL, 1, dispatch, bucket.number, bucket.field, Policy(**policy))
 
     def send(
         self,
         task: str,
-        key: str,
+        entry: str,
         *args: Any,
         dispatch: int = 1,
         options: Mapping[str, Any] | None = None,
         **policy: Any,
     ) -> Any:
-        """Send a message of an occurrence; returns Celery's result."""
-        ticket = self.ticket(key, dispatch=dispatch, **policy)
-        headers = {"meta": {"tzbeat": ticket.to_header()}, "periodic_task_name": ticket.entry}
-        return self.app.send_task(f"proj.{task}", args, task_id=f"id-{key}", headers=headers, **(options or {}))
+        """Send a message of an entry's occurrence; returns Celery's result."""
+        ticket = self.ticket(entry, dispatch=dispatch, **policy)
+        headers = {"meta": {"tzbeat": ticket.to_header()}, "periodic_task_name": entry}
+        return self.app.send_task(f"proj.{task}", args, task_id=f"id-{entry}", headers=headers, **(options or {}))
 
-    def said(self, key: str = "", what: str = "") -> list[dict[str, Any]]:
-        """Return what tasks have said, in order; `plain` is the key of messages without our header."""
+    def said(self, entry: str = "", what: str = "") -> list[dict[str, Any]]:
+        """Return what tasks have said, in order; `plain` is the entry of messages without our header."""
         if not self._said.exists():
             return []
         lines = [json.loads(line) for line in self._said.read_text().splitlines()]
-        return [line for line in lines if key in ("", line["key"] or "plain") and what in ("", line["what"])]
+        return [line for line in lines if entry in ("", line["entry"] or "plain") and what in ("", line["what"])]
 
-    def wait_for(self, key: str, what: str, timeout: float = 30, *, count: int = 1) -> list[dict[str, Any]]:
+    def wait_for(self, entry: str, what: str, timeout: float = 30, *, count: int = 1) -> list[dict[str, Any]]:
         """Return what a task said, once it has said it so often."""
         return wait_until(
-            lambda: found if len(found := self.said(key, what)) >= count else None, timeout, f"{key} to say {what}"
+            lambda: found if len(found := self.said(entry, what)) >= count else None, timeout, f"{entry} to say {what}"
         )
 
-    def mark(self, key: str) -> str:
+    def mark(self, entry: str) -> str:
         """Return the letter of a done mark; empty where there is none."""
-        ticket = self.ticket(key)
+        ticket = self.ticket(entry)
         with closing(redis.Redis.from_url(self.url)) as client:
             found = client.hget(self.keys.done(ticket.entry, ticket.number), str(ticket.field))
         return found.decode()[:1] if found else ""
 
-    def wait_for_mark(self, key: str, letter: str, timeout: float = 30) -> None:
-        wait_until(lambda: self.mark(key) == letter, timeout, f"{key} to be settled as {letter}")
+    def wait_for_mark(self, entry: str, letter: str, timeout: float = 30) -> None:
+        wait_until(lambda: self.mark(entry) == letter, timeout, f"{entry} to be settled as {letter}")
 
-    def record(self, key: str) -> dict[str, str]:
+    def record(self, entry: str) -> dict[str, str]:
         """Return an unsettled occurrence's record; empty where there is none."""
         with closing(redis.Redis.from_url(self.url)) as client:
-            found = client.hgetall(self.keys.occurrence(key))
+            found = client.hgetall(self.keys.occurrence(self.ticket(entry).key))
         return {name.decode(): value.decode(errors="replace") for name, value in found.items()}
 
-    def wait_for_state(self, key: str, state: str, timeout: float = 30) -> None:
-        wait_until(lambda: self.record(key).get("state") == state, timeout, f"{key} to be {state}")
+    def wait_for_state(self, entry: str, state: str, timeout: float = 30) -> None:
+        wait_until(lambda: self.record(entry).get("state") == state, timeout, f"{entry} to be {state}")
 
     def letters(self) -> dict[str, DeadLetter]:
+        """Return the dead letters by entry."""
         with closing(redis.Redis.from_url(self.url)) as client:
             found = client.hgetall(self.keys("dead"))
-        return {key.decode(): DeadLetter.from_json(text) for key, text in found.items()}
+        return {letter.entry: letter for letter in map(DeadLetter.from_json, found.values())}
 
     def store(self) -> RedisStore:
         """Return a store as a leader has it; it is in office with epoch 1. To be closed."""

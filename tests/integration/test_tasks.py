@@ -199,6 +199,32 @@ def test_what_is_not_worth_another_attempt_is_a_dead_letter_at_once(project: Pro
     assert (letter.reason, letter.attempts) == (reason, 1)
 
 
+@pytest.mark.parametrize("backoff", ["none", "exponential"])
+def test_attempts_of_other_policies_are_counted_under_one_key(project: Project, backoff: str) -> None:
+    bench = Bench(project)
+    bench.start_worker()
+    retry = {"max_attempts": 4, "delay": 0.5, "backoff": backoff}
+    bench.app.send_task("proj.fails", ("os",), headers=idempotent("k", policy={"retry": retry}))
+    assert bench.letter("k").attempts == 4
+    assert [line["attempt"] for line in bench.said()] == [1, 2, 3, 4]
+
+
+def test_a_delay_above_the_visibility_timeout_multiplies_nothing_also_when_its_worker_is_killed(
+    project: Project,
+) -> None:
+    bench = Bench(project, broker_transport_options={"visibility_timeout": 4}, tzbeat_retention=7200)
+    workers = [bench.start_worker(), bench.start_worker()]
+    retry = {"max_attempts": 2, "delay": 14, "backoff": "fixed", "jitter": False}
+    bench.app.send_task("proj.fails", ("os",), headers=idempotent("k", policy={"retry": retry}))
+    waiting = wait_until(lambda: next((w for w in workers if "Retry in 14" in w.log), None), PATIENCE, "the retry")
+    waiting.kill()
+    letter = bench.letter("k")
+    first, second = bench.said()
+    assert (first["attempt"], second["attempt"], letter.attempts) == (1, 2, 2)
+    assert second["at"] - first["at"] >= 14
+    assert bench.letters() == 1
+
+
 # ---- messages with a key
 
 

@@ -27,7 +27,7 @@ def abandon_when_lapsed(gated: Gated, key: str) -> None:
     with closing(gated.store()) as store:
 
         def lapsed() -> bool:
-            found = [run for run in store.survey().lapsed if run.key == key]
+            found = [run for run in store.survey().lapsed if run.entry == key]
             return bool(found) and store.abandon(found[0], epoch=1).verdict.name == "DONE"
 
         wait_until(lapsed, 30, f"the lease of {key} to lapse")
@@ -118,10 +118,12 @@ def test_a_revoked_run_that_is_terminated_is_revoked(project: Project) -> None:
 
 def cancel(gated: Gated, key: str) -> None:
     with closing(gated.store()) as store:
-        request = Request("cancel", key, by="test", why="", expires=store.time() + timedelta(minutes=5))
+        request = Request(
+            "cancel", gated.ticket(key).key, by="test", why="", expires=store.time() + timedelta(minutes=5)
+        )
         store.ask(request)
         asked = store.survey().requests[0]
-        assert store.cancel(asked, key, epoch=1).detail == "asked to stop"
+        assert store.cancel(asked, asked.key, epoch=1).detail == "asked to stop"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])

@@ -613,8 +613,8 @@ def test_what_a_dead_leader_may_have_sent_is_not_sent_again_but_dead(when: str) 
     if when:
         second.network.fail(when, "settle")
         with pytest.raises(StoreUnavailable):
-            second.claims.take_over()
-    second.claims.take_over()
+            second.claims.take_over(seconds=60)
+    second.claims.take_over(seconds=60)
     second.work()
     assert second.broker.bodies == ["b"]
     assert second.dead == ([(key("a"), "doubtful")] if when != "after" else [])
@@ -629,7 +629,7 @@ def test_a_claim_of_ones_own_whose_reply_was_lost_is_sent_at_most_once_or_not() 
     bucket = Bucket.of(NOW, SECOND)
     claim = Claim(occurrence, bucket, Cursor(NOW, "rule"), parcel("a", 1, NOW), AT_MOST_ONCE)
     office.store.claim([claim], epoch=office.epoch)  # and the reply is lost: it was never sent
-    office.claims.take_over()
+    office.claims.take_over(seconds=60)
     office.work()
     assert len(office.broker.taken) == 1
     assert office.store.dead_letters() == {}

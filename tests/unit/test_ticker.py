@@ -16,14 +16,16 @@ from celery_tzbeat.beat.dispatch import Message
 from celery_tzbeat.beat.events import Events
 from celery_tzbeat.beat.paths import ClaimsPath, Path, SameServerPath
 from celery_tzbeat.beat.ticker import LONGEST_WAIT, RETRY, Changes, Identity, Ticker
+from celery_tzbeat.deliveries import Ticket
 from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import BrokerUnavailable, StoreDamaged, StoreUnavailable
 from celery_tzbeat.leases.elector import Elector
-from celery_tzbeat.model import Cursor, Entry, Occurrence, Presence
+from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Presence
 from celery_tzbeat.schedules import every
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Command
-from celery_tzbeat.testing import ManualClock, MemoryLeases, MemoryStore
+from celery_tzbeat.store.runs import Order, Start
+from celery_tzbeat.testing import ManualClock, MemoryLeases, MemoryRuns, MemoryStore
 
 UTC = timezone.utc
 SECOND = timedelta(seconds=1)
@@ -359,9 +361,9 @@ def test_the_broker_is_asked_once_and_again_after_a_failure() -> None:
     beat.step()
     run(world, 20)
     assert beat.probes == 1
-    beat.down = True
+    beat.down = "connection refused"
     run(world, 5)
-    beat.down = False
+    beat.down = ""
     run(world, 3)
     assert beat.probes == 2
 
@@ -467,11 +469,11 @@ def test_a_new_epoch_is_a_new_term() -> None:
 def test_a_store_that_is_down_at_the_start_is_waited_for() -> None:
     world = World()
     beat = world.beat()
-    beat.down = True
+    beat.down = "connection refused"
     assert beat.step() == RETRY
     run(world, 30)
     assert not beat.leads
-    beat.down = False
+    beat.down = ""
     run(world, 2)
     assert beat.leads
     assert world.store.cursors()["e"].nominal >= NOW + 30 * SECOND
@@ -482,10 +484,10 @@ def test_a_short_outage_ends_no_term() -> None:
     beat = world.beat()
     beat.step()
     run(world, 8)
-    beat.down = True
+    beat.down = "connection refused"
     run(world, 4)
     assert world.pushed() == []
-    beat.down = False
+    beat.down = ""
     run(world, 1)
     assert world.pushed() == [key(10)]
     assert beat.calls.count("take_office") == 1
@@ -530,10 +532,10 @@ def test_a_lone_beat_that_was_helpless_leads_again_within_a_lease() -> None:
     world = World()
     beat = world.beat()
     beat.step()
-    beat.down = True
+    beat.down = "connection refused"
     run(world, 30)
     assert not beat.leads
-    beat.down = False
+    beat.down = ""
     run(world, int(LEASE) + 2)
     assert beat.leads
     assert world.pushed() == [key(10), key(20), key(30), key(40)]
@@ -736,3 +738,39 @@ def test_a_broker_that_answers_again_is_said_once_it_did_and_not_before(
     assert [level for level, _ in found] == ["INFO"] * len(found)
     run(world, 60)
     assert said() == []
+
+
+# ---- what a leader may take for dead
+
+
+def with_a_run() -> tuple[World, Beat]:
+    """Return a leader that has seen the store for 20 s, and a run that has just begun and never beats."""
+    world = World()
+    world.two_servers = True
+    beat = world.beat()
+    run(world, 20)
+    ticket = Ticket("proj/0", "order-42", "", None, 0, 1, 1, 2, Policy(run_lease=timedelta(seconds=3)))
+    MemoryRuns(world.store).start(Start(ticket, Order(1, 0), "token", "worker", True, b""))
+    return world, beat
+
+
+def is_abandoned(world: World) -> bool:
+    return "abandoned" in [record.event for record in world.store.audit()]
+
+
+def test_a_store_that_did_not_answer_breaks_the_view() -> None:
+    world, beat = with_a_run()
+    beat.down = "connection refused"
+    run(world, 1)
+    beat.down = ""
+    run(world, 4)
+    assert not is_abandoned(world)
+    run(world, 3)
+    assert is_abandoned(world)
+
+
+def test_a_broker_that_does_not_answer_says_nothing_of_the_store() -> None:
+    world, beat = with_a_run()
+    beat.broker.always = "lose"
+    run(world, 5)
+    assert is_abandoned(world)
