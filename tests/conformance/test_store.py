@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -29,6 +30,8 @@ from celery_tzbeat.store.redis import RedisStore
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
 from celery_tzbeat.testing.store import MemoryStore
+
+pytestmark = pytest.mark.server
 
 UTC = timezone.utc
 SECOND = timedelta(seconds=1)
@@ -781,14 +784,13 @@ def test_a_day_of_an_every_second_entry_costs_less_than_2_mb_beside_the_audit(
     client.config_set("activedefrag", "no")
     before = client.info("memory")["used_memory"]
     start = store.time() - timedelta(days=1)
-    keys = set()
+    marks: dict[int, dict[str, str]] = defaultdict(dict)
     # 2 of 24 hours, to be quick: 72 hashes of 100 marks
     for second in range(7200):
-        nominal = start + second * SECOND
-        bucket = Bucket.of(nominal, SECOND)
-        keys.add(bucket.number)
-        client.hset(f"tzbeat:{{test/0}}:done:every second:{bucket.number}", str(bucket.field), "s 1 0")
-    for number in keys:
+        bucket = Bucket.of(start + second * SECOND, SECOND)
+        marks[bucket.number][str(bucket.field)] = "s 1 0"
+    for number, found in marks.items():
+        client.hset(f"tzbeat:{{test/0}}:done:every second:{number}", mapping=found)
         client.pexpire(f"tzbeat:{{test/0}}:done:every second:{number}", 86_400_000)
     used = client.info("memory")["used_memory"] - before
     assert used * 12 < 2_000_000
@@ -808,19 +810,9 @@ def test_the_audit_keeps_no_more_than_it_is_told(empty_server: LocalServer) -> N
     store = open_redis(empty_server.url, audit_max=100)
     store.take_office(1)
     now = store.time()
-    for second in range(5000):
-        store.record_unrun(
-            [
-                unrun(
-                    "skipped",
-                    "a",
-                    now - timedelta(days=1) + second * SECOND,
-                    now - timedelta(days=1) + second * SECOND,
-                    1,
-                )
-            ],
-            epoch=1,
-        )
+    for hundred in range(50):
+        nominals = (now - timedelta(days=1) + (100 * hundred + second) * SECOND for second in range(100))
+        store.record_unrun([unrun("skipped", "a", nominal, nominal, 1) for nominal in nominals], epoch=1)
     assert len(store.audit(count=10_000)) < 400
     store.close()
 

@@ -19,6 +19,8 @@ from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
 from celery_tzbeat.testing.store import MemoryStore
 
+pytestmark = pytest.mark.server
+
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)
 SCHEMA = "tzbeat:{test/0}:schema"

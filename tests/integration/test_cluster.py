@@ -128,7 +128,7 @@ def assert_goes_on(cluster: Cluster, broker: LocalServer, beats: list[Any], most
     assert "Traceback" not in beats[0].log + beats[1].log
 
 
-@pytest.mark.parametrize("masters", [1, 3])
+@pytest.mark.parametrize("masters", [pytest.param(1, marks=pytest.mark.server), 3])
 def test_beats_on_a_cluster_send_and_hand_over(
     make_project: Any, server: LocalServer, make_cluster: Callable[..., Cluster], masters: int
 ) -> None:
@@ -180,6 +180,7 @@ def test_a_slot_that_is_moved_to_another_node_is_followed(
     assert_goes_on(cluster, server, beats, most_copies=1)
 
 
+@pytest.mark.server
 def test_what_is_said_on_the_wake_channel_is_heard_through_any_node(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(3)
     leases = RedisLeases(cluster.url, namespace=NAMESPACE, lease=timedelta(seconds=10))
@@ -204,6 +205,7 @@ def test_a_node_that_is_down_does_not_keep_a_client_from_the_cluster(make_cluste
         assert isinstance(unavailable(client, failed.value), StoreUnavailable)
 
 
+@pytest.mark.server
 def test_a_server_that_is_no_cluster_and_a_cluster_that_is_named_as_a_server_say_so(
     server: LocalServer, make_cluster: Callable[..., Cluster]
 ) -> None:

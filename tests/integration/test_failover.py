@@ -43,6 +43,7 @@ def leader_among(project: Any, beats: list[Process]) -> Process:
 LOADED = 2.0
 
 
+@pytest.mark.server
 def test_another_beat_goes_on_when_the_leader_is_killed(project: Any) -> None:
     project.write(beat_schedule=PULSE)
     leader = project.start_beat()
@@ -60,6 +61,7 @@ def test_another_beat_goes_on_when_the_leader_is_killed(project: Any) -> None:
     assert_gapless(nominals(project.url))
 
 
+@pytest.mark.server
 def test_a_beat_that_is_asked_to_end_hands_over_at_once_and_no_instant_is_late(project: Any) -> None:
     project.write(beat_schedule=FAST, tzbeat_lease=3)
     beats = start_beats(project, 7)
@@ -128,6 +130,7 @@ app.conf.beat_schedule = {{f"entry {{n}}": {{"task": "proj.record", "schedule": 
     assert leader.returncode in {Process.terminate: (0,), Process.kill: (-9,), Process.freeze: (None,)}[end]
 
 
+@pytest.mark.server
 def test_a_leader_that_was_frozen_past_its_lease_doubles_nothing_and_stands_by_when_it_wakes(project: Any) -> None:
     project.write(beat_schedule=FAST)
     beats = start_beats(project, 2)

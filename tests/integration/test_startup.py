@@ -139,6 +139,7 @@ def test_an_invalid_entry_is_left_out_where_strict_is_off(project: Any) -> None:
         assert f"left out: entry {name!r}" in beat.log
 
 
+@pytest.mark.server
 def test_a_server_on_a_unix_socket_is_broker_and_store(make_project: Any, make_server: Any, tmp_path: Path) -> None:
     path = tmp_path / "s"
     server = make_server(args=("--unixsocket", str(path)))
@@ -150,6 +151,7 @@ def test_a_server_on_a_unix_socket_is_broker_and_store(make_project: Any, make_s
     wait_until(lambda: len(project.received()) >= 2, 30, "a worker on the same socket")
 
 
+@pytest.mark.server
 def test_a_password_with_odd_characters_opens_broker_and_store_and_is_not_logged(
     make_project: Any, server: Any
 ) -> None:

@@ -1,6 +1,6 @@
 """The service suite: beats on a real RabbitMQ, or on a Redis that is not the store. `tox run -e services`.
 
-Nothing here is skipped: without a RabbitMQ on 127.0.0.1:5672 that `rabbitmqctl` can control, each test fails.
+Nothing here is skipped: without a RabbitMQ on 127.0.0.1:5672 that `rabbitmqctl` can control, each test that uses it fails.
 """
 
 from __future__ import annotations

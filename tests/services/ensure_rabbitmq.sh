@@ -8,17 +8,29 @@ answers() { rabbitmqctl --quiet --timeout 20 await_startup 2>/dev/null; }
 if ! command -v rabbitmqctl >/dev/null; then
     echo "no rabbitmqctl: installing rabbitmq-server"
     export DEBIAN_FRONTEND=noninteractive
-    # The package's own start fails where no init runs: it is started below.
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends rabbitmq-server; } >/dev/null ||
-        { echo "rabbitmq-server could not be installed (apt-get, as root)" >&2; exit 1; }
+    # What counts is that it is there then: the package's own start of it may fail where no init runs, and apt-get with it.
+    said=$(apt-get update -qq 2>&1 && apt-get install -y -qq --no-install-recommends rabbitmq-server 2>&1)
+    if ! command -v rabbitmqctl >/dev/null; then
+        printf '%s\nrabbitmq-server could not be installed (apt-get, as root)\n' "$said" >&2
+        exit 1
+    fi
 fi
 if ! answers; then
     echo "no RabbitMQ answers: starting one"
-    rabbitmq-server -detached || { echo "rabbitmq-server -detached failed" >&2; exit 1; }
-    for _ in $(seq 30); do
-        answers && break
+    # Without our streams: what waits for their end would wait for the server's.
+    said=$(mktemp)
+    rabbitmq-server -detached </dev/null >"$said" 2>&1
+    status=$?
+    deadline=$((SECONDS + 90))
+    until [ "$status" != 0 ] || answers; do
+        if [ "$SECONDS" -ge "$deadline" ]; then status=1; fi
         sleep 1
     done
+    cat "$said" >&2
+    rm "$said"
+    if [ "$status" != 0 ]; then
+        echo "RabbitMQ does not start or does not answer: see above, and /var/log/rabbitmq" >&2
+        exit 1
+    fi
 fi
-answers || { echo "RabbitMQ does not answer: see /var/log/rabbitmq" >&2; exit 1; }
 rabbitmqctl --quiet version | sed 's/^/RabbitMQ /'

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import amqp
@@ -19,8 +19,8 @@ from celery_tzbeat.model import from_iso
 ADDRESS = ("127.0.0.1", 5672)
 USER = "guest"
 
-#: Virtual hosts of this suite: ``tzbeat-<pid of the test process>-<nonce>``.
-PREFIX = "tzbeat-"
+#: Virtual hosts of this suite: ``tzbeat-tests-<pid of the test process>-<when that started>``.
+PREFIX = "tzbeat-tests-"
 
 
 def control(*words: str) -> str:
@@ -35,16 +35,37 @@ def control(*words: str) -> str:
 def virtual_host() -> Iterator[str]:
     """Make a virtual host, and remove it; those of test processes that were killed are removed, too."""
     for name in control("list_vhosts").split():
-        pid = name.removeprefix(PREFIX).partition("-")[0]
-        if name.startswith(PREFIX) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-            control("delete_vhost", name)
-    name = f"{PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        pid, _, started = name.removeprefix(PREFIX).partition("-")
+        if name.startswith(PREFIX) and pid.isdecimal() and start_of(pid) != started:
+            remove_virtual_host(name)
+    name = f"{PREFIX}{os.getpid()}-{start_of(os.getpid())}"
     control("add_vhost", name)
     try:
         control("set_permissions", "-p", name, USER, ".*", ".*", ".*")
         yield name
     finally:
+        remove_virtual_host(name)
+
+
+def remove_virtual_host(name: str) -> None:
+    """Remove a virtual host; it is no error where another test process was quicker."""
+    try:
         control("delete_vhost", name)
+    except RuntimeError:
+        if name in control("list_vhosts").split():
+            raise
+
+
+def start_of(pid: int | str) -> str:
+    """Return when a process started, in ticks since the boot: it tells a process from a later one with its number.
+
+    Empty where there is no such process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from celery_tzbeat.store.redis_open import CLAIMS_FIRST
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.server import LocalServer
 
+pytestmark = pytest.mark.server
+
 UTC = timezone.utc
 DEFAULT = "celery.beat:PersistentScheduler"
 NEW_YORK = "America/New_York"

@@ -39,6 +39,8 @@ from celery_tzbeat.settings import Settings
 from celery_tzbeat.store.client import make_client, unavailable
 from celery_tzbeat.testing.server import LocalServer
 
+pytestmark = pytest.mark.server
+
 NOON = datetime(2026, 11, 30, 12, tzinfo=timezone.utc)
 
 MakeApp = Callable[..., Celery]

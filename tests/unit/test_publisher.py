@@ -16,6 +16,8 @@ from celery_tzbeat.envelopes import Envelope
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.testing.server import LocalServer
 
+pytestmark = pytest.mark.server
+
 
 def envelope(queue: str, body: bytes = b"[[], {}, {}]", **headers: Any) -> Envelope:
     return Envelope(body, "application/json", "utf-8", headers, {"delivery_mode": 2}, None, "", queue)

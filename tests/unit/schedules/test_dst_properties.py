@@ -95,12 +95,20 @@ def test_every_change_of_every_zone_since_2000_is_as_the_oracle_says() -> None:
 
 
 def daily_years() -> list[tuple[str, int]]:
+    """Return zones and years in which their clocks change: all, or a hundred; to read every zone takes long."""
     names = sorted(civil.zone_names())
-    years = [(name, year) for name in names for year in range(2000, 2038) if changes_of(name, year, year)]
-    return years if NIGHTLY else random.Random(20261130).sample(years, 100)
+    if NIGHTLY:
+        return [(name, year) for name in names for year in range(2000, 2038) if changes_of(name, year, year)]
+    draw = random.Random(20261130)
+    found: set[tuple[str, int]] = set()
+    while len(found) < 100:
+        name, year = draw.choice(names), draw.randrange(2000, 2038)
+        if changes_of(name, year, year):
+            found.add((name, year))
+    return sorted(found)
 
 
-@pytest.mark.timeout(0 if NIGHTLY else 120)
+@pytest.mark.timeout(0 if NIGHTLY else 180)
 def test_a_daily_job_fires_365_or_366_times_a_year_where_no_whole_date_is_missing() -> None:
     for name, year in daily_years():
         if missing_dates(name, year):
