@@ -24,8 +24,9 @@ UNRUN = {"skipped", "coalesced", "missed"}
 SETTLING = 2 * SECOND
 DYING = 22 * SECOND
 
-#: What may be lost at a wipe: what was due while nobody could send, for two leases and a second at most.
-FORGOTTEN = 21 * SECOND
+#: What may be lost at a wipe: what was due while nobody could send. That is two leases and a second at most after one fault,
+#: and a lease more where the successor is frozen before it has sent what is due.
+FORGOTTEN = 31 * SECOND
 #: The same for a message that cannot be built: each leader tries for itself.
 FORGOTTEN_UNBUILT = FORGOTTEN + 3 * DYING
 #: By claims a leader is longer behind: it claims, sends and confirms each occurrence of an entry before the next.
