@@ -395,6 +395,11 @@ class GatedRequest(CeleryRequest):
         self._take("abandoned")  # written when the child is gone, not before
         super().cancel(pool, signal, emit_retry=emit_retry)
 
+    def reject(self, requeue: bool = False) -> None:
+        if requeue:  # Celery gives the message back (`acks_on_failure_or_timeout`): another start is wished for
+            self._take("abandoned")
+        super().reject(requeue)
+
     def _success_was_stored(self) -> Any:
         found = super()._success_was_stored()
         delivery = self.entrance.delivery_of(self)

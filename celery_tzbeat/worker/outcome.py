@@ -9,7 +9,7 @@ run away (revoked, shut down); then what the body raised.
 | `Retry`; a published attempt, whatever came after it | retry |
 | `Terminated`, or SystemExit of a child that a signal of ours ended | revoked; abandoned in a shutdown |
 | `Cancelled`: an operator asked for it / the worker shuts down / neither | revoked / abandoned / dead(exception) |
-| WorkerLostError, any end of a child in a cold shutdown, `Reject(requeue=True)` | abandoned |
+| WorkerLostError, any end of a child in a cold shutdown, any end that gave the message back | abandoned |
 | `Reject(requeue=False)` | dead(rejected) |
 | TimeLimitExceeded | dead(hard_limit) |
 | `Permanent` | dead(permanent) |

@@ -175,3 +175,12 @@ def test_an_end_that_cannot_be_noted_changes_nothing_for_the_task(bench: Bench, 
     request.on_success((0, "None", 0.1))
     assert bench.counts["errors"] == 1
     assert "could not be noted" in caplog.text
+
+
+def test_a_hard_limit_that_gives_the_message_back_is_abandoned(bench: Bench) -> None:
+    bench.task.acks_late, bench.task.acks_on_timeout = True, False  # task_acks_on_failure_or_timeout
+    request = bench.running()
+    request.on_timeout(False, 5)
+    bench.beat(1)
+    assert bench.acks == ["requeue"]
+    assert bench.state() == "abandoned"

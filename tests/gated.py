@@ -6,17 +6,19 @@ import json
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from celery import Celery
-from conftest import Project
 
 from celery_tzbeat.deliveries import DeadLetter, Ticket
 from celery_tzbeat.model import Occurrence, Policy
 from celery_tzbeat.store.keys import Bucket, Keys
 from celery_tzbeat.store.redis import RedisStore
 from celery_tzbeat.testing.processes import Process, wait_until
+
+if TYPE_CHECKING:
+    from conftest import Project
 
 NAMESPACE = "n"
 
@@ -103,7 +105,7 @@ class Gated:
             **conf,
         }
         project.write(BODY.format(said=str(self._said)).replace("{{", "{").replace("}}", "}") + body, **conf)
-        self.app = Celery("proj", broker=project.url, backend=project.url, set_as_current=False)
+        self.app = Celery("proj", broker=project.url, backend=conf["result_backend"], set_as_current=False)
         self.keys = Keys(NAMESPACE)
 
     def start_worker(self, name: str = "", *, pool: str = "prefork", concurrency: int = 2, **options: Any) -> Process:
