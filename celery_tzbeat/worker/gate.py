@@ -128,7 +128,9 @@ class Entrance:
             if policy.on_store_down == "hold" or policy.delivery == "at_most_once":
                 return self._park(request, delivery)
             self.counts["started_blind"] += 1
-            started = Started(Gate.WON)
+            self._won(request, delivery, Started(Gate.WON))
+            self.heart.beat_soon()
+            return True
         if started.gate is Gate.WON:
             self._won(request, delivery, started)
             return True

@@ -150,7 +150,12 @@ class Heart:
 
     def store_failed(self) -> None:
         """Say that the store did not answer somebody else: this thread asks at once, and finds out when it does again."""
-        self.down, self._beat_at = True, float("-inf")
+        self.down = True
+        self.beat_soon()
+
+    def beat_soon(self) -> None:
+        """Beat at once: a run that started without the store is known to nobody until then."""
+        self._beat_at = float("-inf")
         self._waker.wake()
 
     def drain(self, seconds: float) -> bool:

@@ -175,6 +175,15 @@ def test_without_the_store_it_runs_and_registers_later(bench: Bench) -> None:
     assert bench.counts["resumed"] == 2
 
 
+def test_a_start_without_the_store_is_registered_as_soon_as_it_answers(bench: Bench) -> None:
+    bench.beat()  # the next one would come in 10 s
+    bench.runs.down = True
+    assert bench.offer(bench.request(bench.ticket()))
+    bench.runs.down = False
+    bench.beat(0)
+    assert bench.state() == "running"
+
+
 def test_without_the_store_what_holds_is_parked(bench: Bench) -> None:
     bench.runs.down = True
     request = bench.request(bench.ticket(on_store_down="hold"))
