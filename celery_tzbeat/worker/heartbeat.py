@@ -110,17 +110,23 @@ class Heart:
         self._owed: deque[tuple[Held | None, End]] = deque()
         self._later: deque[tuple[float, Callable[[], None]]] = deque()
         self._waker = Waker()
+        self._started = self._closed = False
         self._wrote_at = self._beat_at = self._failed_at = float("-inf")
 
     # ---- for MAIN, from any of its threads
 
     def start(self) -> None:
         """Start the thread: a real one, also where gevent has patched threading."""
+        self._started = True
         start_thread(self._live)
 
     def close(self) -> None:
-        """Let go of what waits, where the thread was never started; a started one ends with the process."""
-        self._waker.close()
+        """Renew nothing any more. For tests, and a worker that never came up: a worker's heart beats until its process ends."""
+        self._closed = True
+        if self._started:
+            self._waker.wake()  # the thread lets go of what it waits on
+        else:
+            self._waker.close()
 
     def hold(self, run: Held) -> None:
         """Keep a run's lease from now on."""
@@ -187,9 +193,10 @@ class Heart:
     # ---- the thread
 
     def _live(self) -> None:
-        while True:
+        while not self._closed:
             self._guarded(lambda: self._waker.wait(self._next() - self._now()))
             self.turn()
+        self._waker.close()
 
     def turn(self) -> None:
         """Do what is due now. Raises nothing."""
