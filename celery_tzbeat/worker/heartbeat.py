@@ -121,7 +121,7 @@ class Heart:
         start_thread(self._live)
 
     def close(self) -> None:
-        """Renew nothing any more. For tests, and a worker that never came up: a worker's heart beats until its process ends."""
+        """Renew nothing any more, for tests: a worker's heart beats until its process ends."""
         self._closed = True
         if self._started:
             self._waker.wake()  # the thread lets go of what it waits on

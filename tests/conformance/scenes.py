@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import redis
+
 from celery_tzbeat.deliveries import DeadLetter, Ticket
 from celery_tzbeat.model import Cursor, Occurrence, Policy
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Claim, Claimed, Command, Dispatch, Hold, Request, Run, Tracking, Verdict
+from celery_tzbeat.store.redis import RedisStore
+from celery_tzbeat.store.redis_runs import RedisRuns
 from celery_tzbeat.store.runs import Beat, End, Ended, EndState, Order, Pulse, Start, Started
 
 SECOND = timedelta(seconds=1)
@@ -147,3 +151,34 @@ class Scene:
     @property
     def events(self) -> list[str]:
         return [record.event for record in self.store.audit() if record.entry == "e"]
+
+
+def scene_on(url: str, *, timeout: float = 5.0) -> Scene:
+    """Return a scene on a server; whoever asks closes its store and its runs."""
+    store = RedisStore(
+        url,
+        "test/0",
+        timeout=timeout,
+        retention=timedelta(days=1),
+        max_skew=timedelta(seconds=300),
+        audit_max=10_000,
+        presence=timedelta(seconds=150),
+    )
+    runs = RedisRuns(url, "test/0", timeout=timeout, retention=timedelta(days=1), audit_max=10_000)
+
+    def let_pass(span: timedelta) -> None:
+        until = store.time() + span
+        while store.time() <= until:
+            pass
+
+    def wipe() -> None:
+        with redis.Redis.from_url(url) as client:
+            client.flushall()
+
+    def forget_marks() -> None:
+        with redis.Redis.from_url(url) as client:
+            for key in client.keys("tzbeat:*:done:*"):
+                client.delete(key)
+
+    store.take_office(1)
+    return Scene(store, runs, store.time().replace(microsecond=0), let_pass, wipe, forget_marks)

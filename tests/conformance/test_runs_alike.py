@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from conftest import scene_on
-from scenes import MOMENT, SHORT, Scene
+from scenes import MOMENT, SHORT, Scene, scene_on
 
 from celery_tzbeat.model import Policy
 from celery_tzbeat.store.runs import Ended, Gate, Pulse

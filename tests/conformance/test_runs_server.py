@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import scene_on
-from scenes import MOMENT, SHORT, Scene
+from scenes import MOMENT, SHORT, Scene, scene_on
 
 from celery_tzbeat.deliveries import WorkerPresence
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable

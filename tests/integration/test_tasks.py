@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 from celery import Celery
-from conftest import Project
 
 from celery_tzbeat import idempotent
 from celery_tzbeat.deliveries import DeadLetter
@@ -22,12 +21,18 @@ from celery_tzbeat.store.keys import Keys
 from celery_tzbeat.testing.processes import Process, wait_until
 from celery_tzbeat.testing.server import LocalServer
 
+if TYPE_CHECKING:
+    from conftest import Project
+
 NAMESPACE = "n"
 PATIENCE = 90.0
 
 BODY = '''
 import time
 from celery_tzbeat import Permanent, TzBeat, current_run
+
+if TYPE_CHECKING:
+    from conftest import Project
 
 tz = TzBeat(app)
 

@@ -8,16 +8,19 @@ import signal
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
-from conftest import Project
 from gated import GIVES_BACK, Gated
 
 from celery_tzbeat.envelopes import Parcel
 from celery_tzbeat.store.protocol import Request
 from celery_tzbeat.testing.processes import wait_until
 from celery_tzbeat.testing.server import LocalServer
+
+if TYPE_CHECKING:
+    from conftest import Project
 
 SHORT = {"run_lease": timedelta(seconds=2)}
 

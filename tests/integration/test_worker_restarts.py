@@ -7,13 +7,16 @@ import random
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from conftest import Project
 from gated import GIVES_BACK, Gated
 
 from celery_tzbeat.clock import SystemClock
 from celery_tzbeat.testing.processes import wait_until
 from celery_tzbeat.testing.server import LocalServer
+
+if TYPE_CHECKING:
+    from conftest import Project
 
 SECOND = timedelta(seconds=1)
 

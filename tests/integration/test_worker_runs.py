@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from contextlib import closing
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import Project
 from gated import GIVES_BACK, Gated
 
 from celery_tzbeat.envelopes import Parcel
+
+if TYPE_CHECKING:
+    from conftest import Project
 
 POOLS = ["prefork", "threads", "solo", "gevent"]
 
