@@ -19,7 +19,7 @@ from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.leases.redis import RedisLeases
 from celery_tzbeat.store.client import make_client, unavailable
 from celery_tzbeat.store.keys import Keys
-from celery_tzbeat.testing.processes import wait_until
+from celery_tzbeat.testing.processes import Process, wait_until
 from celery_tzbeat.testing.server import LocalServer
 
 CLAIMS = "sends by the path 'claims': the store is a cluster"
