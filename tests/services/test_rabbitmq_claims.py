@@ -142,7 +142,7 @@ def test_a_claim_whose_message_cannot_be_read_is_reported_and_holds_up_nothing(b
     store.close()
     proxy.resume()
     second = bench.project.start_beat()
-    wait_until(lambda: bench.audit("dead", "even"), 60, "the claim to be given up")
+    wait_until(lambda: bench.audit("dead", "even"), 120, "the claim to be given up, after 63 s")
     letter = bench.ask(lambda s: s.dead_letters())[key]
     assert "cannot be read" in letter
     assert "entry 'even': the broker did not take the message" in second.log
