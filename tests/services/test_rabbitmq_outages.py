@@ -83,7 +83,10 @@ def test_ten_due_instants_without_rabbitmq_all_arrive(
     copies = outcome(bench, beats, before, until)
     # What was in flight when the wire failed is sent again under its task id: one message for each time it failed.
     assert copies <= most_copies
-    assert "the broker does not answer" in beats[0].log
+    if outage is cut:  # whether a cut meets a message is chance: a beat finds its connection closed before it sends
+        assert proxy.accepted > 2
+    else:
+        assert "the broker does not answer" in beats[0].log
 
 
 def test_a_slow_rabbitmq_is_waited_for_and_gets_no_copies(bench: Bench, proxy: Proxy) -> None:
