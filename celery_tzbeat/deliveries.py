@@ -36,14 +36,19 @@ DEFAULT_POLICY = Policy()
 
 def policy_to_dict(policy: Policy) -> dict[str, Any]:
     """Return what a message carries of a policy: the fields of TRAVELLING that are not the default; spans in seconds."""
-    default = Policy()
+    if policy is DEFAULT_POLICY:  # the usual one: nothing to compare
+        return {}
     return {
-        name: _plain(getattr(policy, name)) for name in TRAVELLING if getattr(policy, name) != getattr(default, name)
+        name: _plain(getattr(policy, name))
+        for name in TRAVELLING
+        if getattr(policy, name) != getattr(DEFAULT_POLICY, name)
     }
 
 
 def policy_from_dict(form: Mapping[str, Any]) -> Policy:
     """Return the policy of `policy_to_dict`; a field of a later release is passed over."""
+    if not form:
+        return DEFAULT_POLICY
     spans = ("timeout", "kill_after", "run_lease", "start_within")
     given: dict[str, Any] = {name: value for name, value in form.items() if name in TRAVELLING}
     given |= {name: timedelta(seconds=given[name]) for name in spans if given.get(name) is not None}

@@ -111,6 +111,7 @@ class Heart:
         self._later: deque[tuple[float, Callable[[], None]]] = deque()
         self._waker = Waker()
         self._started = self._closed = False
+        self._idle = True  # the thread does not look for ends by itself: the next one must wake it
         self._wrote_at = self._beat_at = self._failed_at = float("-inf")
 
     # ---- for MAIN, from any of its threads
@@ -143,7 +144,9 @@ class Heart:
                 return
             run.end = end
         self._owed.append((run, end))
-        self._waker.wake()
+        if self._idle:  # otherwise it wakes by itself: a thread that is woken by each end takes MAIN's time from it
+            self._idle = False
+            self._waker.wake()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call something in this thread, some seconds from now."""
@@ -194,9 +197,15 @@ class Heart:
 
     def _live(self) -> None:
         while not self._closed:
-            self._guarded(lambda: self._waker.wait(self._next() - self._now()))
+            self._guarded(self._wait)
             self.turn()
         self._waker.close()
+
+    def _wait(self) -> None:
+        self._idle = True  # said before it looks: an end that comes after the look finds it said, and wakes
+        if self._owed or self._now() < self._wrote_at + GATHER:
+            self._idle = False
+        self._waker.wait(self._next() - self._now())
 
     def turn(self) -> None:
         """Do what is due now. Raises nothing."""
@@ -220,7 +229,7 @@ class Heart:
     def _next(self) -> float:
         """Return when there is something to do, in monotonic seconds."""
         due = [self._beat_at + self.pause]
-        if self._owed:
+        if self._owed or not self._idle:
             due.append(self._wrote_at + GATHER)
         return min(max(min(due), self._failed_at + RETRY), *(at for at, _ in list(self._later)), float("inf"))
 

@@ -164,7 +164,28 @@ def test_the_thread_writes_an_end_within_50_ms_and_is_drained(bench: Bench) -> N
     assert bench.heart.drain(5)
     assert bench.state() == "done"
     wait_until(lambda: bench.store.workers(), 5, "the worker's presence")
-    bench.heart.close()  # the thread stays: a poll on a closed descriptor
+    bench.heart.close()
+
+
+def test_only_the_first_of_many_ends_wakes_the_thread_and_none_is_left_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = []
+    wake = bench.heart._waker.wake
+    monkeypatch.setattr(bench.heart._waker, "wake", lambda: (woken.append(1), wake()))
+
+    def owe(key: str) -> None:
+        bench.heart.owe(None, End(bench.ticket(key), Order(1, 0), "", "expired"))
+
+    for key in "abcde":
+        owe(key)
+    assert len(woken) == 1
+    bench.heart._clock = SystemClock()
+    bench.heart.start()
+    for number in range(100):  # each as soon as the one before is written: while the thread is about to wait, too
+        owe(f"k{number}")
+        wait_until(lambda: not bench.heart.owed, 5, "the end to be written")
+    bench.heart.close()
 
 
 def test_each_heartbeat_carries_what_a_lost_record_needs(bench: Bench) -> None:
