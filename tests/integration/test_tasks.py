@@ -31,8 +31,6 @@ BODY = '''
 import time
 from celery_tzbeat import Permanent, TzBeat, current_run
 
-if TYPE_CHECKING:
-    from conftest import Project
 
 tz = TzBeat(app)
 
