@@ -4,8 +4,8 @@ Building and sending fail differently. Until the message is captured nothing has
 and it is this entry's own affair (`BuildFailed`). How a message is sent is `paths`.
 
 The first message is the run of the occurrence, and carries its `Ticket`. What a task sends besides (a chain of its own, a
-second queue) is ordinary: behind the gate it would be refused as a copy. So is what goes to every worker (a fanout): it
-carries no ticket at all, and its occurrence is not tracked.
+second queue) is ordinary: behind the gate it would be refused as a copy. So is what goes to every worker (a fanout), and
+its occurrence is not tracked. Such a message tells of its occurrence, and has no key.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from celery_tzbeat.errors import BrokerUnavailable
 from celery_tzbeat.model import Entry, Occurrence, from_iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Command
+
+#: What a message that is not the run tells of its occurrence.
+TOLD = ("v", "namespace", "entry", "nominal", "epoch")
 
 
 class BuildFailed(Exception):
@@ -192,8 +195,10 @@ def _without_ticket(part: Command | Envelope) -> Command | Envelope:
 
 
 def _bare(headers: dict[str, Any]) -> dict[str, Any]:
-    meta = {name: value for name, value in (headers.get("meta") or {}).items() if name != "tzbeat"}
-    return {**headers, "meta": meta}
+    """Return headers that tell of the occurrence and are no ticket: without a key there is nothing to ask the gate for."""
+    meta = dict(headers.get("meta") or {})
+    told = {name: value for name, value in (meta.pop("tzbeat", None) or {}).items() if name in TOLD}
+    return {**headers, "meta": {**meta, "tzbeat": told} if told else meta}
 
 
 def no_subscriptions_for_results() -> None:
