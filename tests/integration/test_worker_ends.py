@@ -87,8 +87,6 @@ def test_a_hard_limit_is_one_dead_letter(project: Project) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_cancelled_run_stops_and_is_revoked(project: Project, pool: str) -> None:
-    if pool == "gevent":
-        pytest.importorskip("gevent")
     gated = Gated(project)
     gated.start_worker(pool=pool)
     gated.send("work", "k", 60, **SHORT)

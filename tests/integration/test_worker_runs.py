@@ -19,8 +19,6 @@ POOLS = ["prefork", "threads", "solo", "gevent"]
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_each_pool_runs_once_and_says_how_it_ended(project: Project, pool: str) -> None:
-    if pool == "gevent":
-        pytest.importorskip("gevent")
     gated = Gated(project)
     gated.start_worker(pool=pool)
     done = gated.send("work", "done", 0.5)
@@ -153,8 +151,6 @@ def test_tasks_of_every_kind_pass_the_gate(project: Project) -> None:
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_a_run_is_claimed_where_its_body_starts(project: Project, pool: str) -> None:
-    if pool == "gevent":
-        pytest.importorskip("gevent")
     gated = Gated(project)
     gated.start_worker(pool=pool, concurrency=2)
     keys = [f"k{n}" for n in range(8)]
