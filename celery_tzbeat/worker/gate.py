@@ -393,9 +393,9 @@ class GatedRequest(CeleryRequest):
             self._take("revoked")
             self._end(None)
 
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+    def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         self._take("abandoned")  # written when the child is gone, not before
-        super().cancel(pool, signal, emit_retry=emit_retry)
+        super().cancel(pool, signal, **options)  # emit_retry, from Celery 5.7 on
 
     def reject(self, requeue: bool = False) -> None:
         if requeue:  # Celery gives the message back (`acks_on_failure_or_timeout`): another start is wished for

@@ -821,9 +821,9 @@ def test_open_claims_are_found_in_the_order_in_which_they_were_made(store: Redis
     store.take_office(1)
     now = store.time()
     for i, name in enumerate("zyx"):
-        before = store.time()
         store.claim([claim(name, now + i * SECOND)], epoch=1)
-        while store.time() - before < timedelta(milliseconds=1):
+        claimed_at = store.time()
+        while store.time() - claimed_at < timedelta(milliseconds=1):
             pass
     assert [found.occurrence.entry for found in store.open_occurrences()] == ["z", "y", "x"]
 

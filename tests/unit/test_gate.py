@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from billiard.exceptions import WorkerLostError
 from celery.worker import state as worker_state
 from worker_bench import Bench
 
@@ -121,7 +122,7 @@ def test_what_is_parked_is_dropped_with_its_connection_and_with_the_worker(bench
 
 def test_too_many_deliveries_are_a_dead_letter(bench: Bench) -> None:
     ticket = bench.ticket(max_deliveries=1)
-    bench.running(ticket).on_failure(einfo(SystemExit(1)))
+    bench.running(ticket).on_failure(einfo(WorkerLostError("killed")))
     bench.beat(1)
     assert bench.state() == "abandoned"
     late = bench.request(bench.ticket(dispatch=2, max_deliveries=1))
