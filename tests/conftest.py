@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 import servers_from_packages
+from celery._state import _set_task_join_will_block
 from kombu.transport import memory
 
 import celery_tzbeat
@@ -167,6 +168,7 @@ MADE = pytest.StashKey[list["Project | LocalServer"]]()
 @pytest.fixture(autouse=True)
 def _empty_memory_broker() -> None:
     """What earlier tests declared and sent on ``memory://`` stays in the process: it is none of this test's."""
+    _set_task_join_will_block(False)  # a beat in an earlier test waits for no result; this one may
     memory.Transport.global_state.clear()
     memory.Channel.queues.clear()
     memory.Channel.events.clear()

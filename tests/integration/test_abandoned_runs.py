@@ -36,7 +36,7 @@ def worker(server: Any) -> Iterator[HandWorker]:
 
 def tz_of(project: Any) -> TzBeat:
     app = Celery("proj", broker=project.url, set_as_current=False)
-    app.conf.update(tzbeat_lease=2, result_expires=None, beat_schedule={})
+    app.conf.update(tzbeat_lease=12, result_expires=None, beat_schedule={})
     return TzBeat(app, set_scheduler=False)
 
 

@@ -162,7 +162,7 @@ def test_a_message_is_what_celery_would_have_sent(project: Any) -> None:
     published = {e["id"] for e in events if e["event"] == "after_task_publish"}
     assert {m.id for m in everything} <= published
     told = [e for e in events if e["event"] == "occurrence_sent"]
-    assert {m.tzbeat["key"] for m in everything} <= {e["key"] for e in told}
+    assert {Occurrence(m.entry, m.nominal).key for m in everything} <= {e["key"] for e in told}
     assert not any(e["late"] for e in told)
     assert all(e["unchanged"] for e in told), "the user's own beat_schedule was written to"
 
