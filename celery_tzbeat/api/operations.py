@@ -135,9 +135,7 @@ class DeadLetters:
         and then asks for nothing. `dry_run` asks for nothing and returns what would be asked.
         """
         found = self._keys(keys, entry, reason, since, limit)
-        if dry_run:
-            return tuple(Asked("replay", key) for key in found)
-        return self._desk.ask("replay", found, why=why, wait=wait)
+        return self._asked("replay", found, dry_run=dry_run, why=why, wait=wait)
 
     def discard(
         self,
@@ -152,9 +150,14 @@ class DeadLetters:
     ) -> tuple[Asked, ...]:
         """Ask that letters be dropped, with their messages; else as `replay`. What is dropped never comes back."""
         found = self._keys(keys, entry, reason, since, limit)
+        return self._asked("discard", found, dry_run=dry_run, why=why, wait=wait)
+
+    def _asked(
+        self, kind: RequestKind, keys: Iterable[str], *, dry_run: bool, why: str, wait: timedelta | None
+    ) -> tuple[Asked, ...]:
         if dry_run:
-            return tuple(Asked("discard", key) for key in found)
-        return self._desk.ask("discard", found, why=why, wait=wait)
+            return tuple(Asked(kind, key) for key in keys)
+        return self._desk.ask(kind, keys, why=why, wait=wait)
 
     def _keys(
         self,

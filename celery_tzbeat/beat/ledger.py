@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import Cursor
-from celery_tzbeat.store.protocol import Answer, Store, Verdict
+from celery_tzbeat.store.protocol import Answer, Run, State, Store, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,11 @@ class Ledger:
     def ask_one(self, call: Callable[[], Answer]) -> Answer:
         """Make a call about one occurrence; else as `ask`."""
         return self.ask(lambda: [call()])[0]
+
+    def settle_run(self, run: Run, state: State, reason: str, letter: str = "") -> bool:
+        """Settle an occurrence as it was found; return whether it stood so still, and is settled by this call."""
+        answer = self.ask_one(lambda: self.store.settle_run(run, state, reason, epoch=self.epoch, letter=letter))
+        return answer.verdict is Verdict.DONE
 
     def obey(self, call: Callable[[], Verdict]) -> None:
         """Make a call whose only news are that this term is over, or that the store was wiped."""

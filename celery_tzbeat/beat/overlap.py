@@ -14,7 +14,7 @@ from datetime import datetime
 from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.deliveries import DeadLetter
 from celery_tzbeat.model import Occurrence, Unrun
-from celery_tzbeat.store.protocol import Answer, Hold, Run, State, Tracking, Verdict
+from celery_tzbeat.store.protocol import Answer, Hold, Run, Tracking, Verdict
 
 from .agenda import BUILD_ATTEMPTS, Agenda, Course
 from .claims import Claims
@@ -71,7 +71,7 @@ class Overlap:
         """
         assert run.nominal is not None
         if run.deadline <= now:
-            self._settle(run, "missed", "waited for longer than catchup_window")
+            self._ledger.settle_run(run, "missed", "waited for longer than catchup_window")
             return
         entry = self._agenda.entries.get(run.entry)
         if entry is None:
@@ -85,7 +85,7 @@ class Overlap:
             self._build_failed(run, entry.task, failure)
             return
         if not message.parts:
-            self._settle(run, "skipped", "by the task")
+            self._ledger.settle_run(run, "skipped", "by the task")
             return
         message = replace(message, bucket=run.bucket)
         outgoing = Outgoing(entry, occurrence, cursor, message, Tracking(run.policy, message.eta))
@@ -132,12 +132,6 @@ class Overlap:
             error=str(failure),
             at=self._clock.now(),
         )
-        if self._settle(run, "dead", "build", letter.to_json()) and run.nominal is not None:
+        if self._ledger.settle_run(run, "dead", "build", letter.to_json()) and run.nominal is not None:
             self._events.dead(Occurrence(run.entry, run.nominal), "build")
         del self._failures[run.key]
-
-    def _settle(self, run: Run, state: State, reason: str, letter: str = "") -> bool:
-        answer = self._ledger.ask_one(
-            lambda: self._store.settle_run(run, state, reason, epoch=self._ledger.epoch, letter=letter)
-        )
-        return answer.verdict is Verdict.DONE

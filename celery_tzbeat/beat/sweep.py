@@ -26,7 +26,7 @@ from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.deliveries import DeadLetter
 from celery_tzbeat.envelopes import Parcel
 from celery_tzbeat.model import Occurrence
-from celery_tzbeat.store.protocol import BATCH, Claimed, Run, State, Survey, Verdict
+from celery_tzbeat.store.protocol import BATCH, Claimed, Run, Survey, Verdict
 
 from .claims import Claims
 from .events import Events
@@ -136,7 +136,7 @@ class Sweep:
     def _late(self, run: Run) -> None:
         """Line 14: it is not followed any longer; should it still come, it runs."""
         words = f"not started within {run.policy.start_within.total_seconds():g} s"
-        if self._settle(run, "lost", words):
+        if self._ledger.settle_run(run, "lost", words):
             logger.error("%s is lost: %s", run.key, words, extra={"action": "occurrence_lost", "key": run.key})
             if run.nominal is not None:
                 self._events.lost(Occurrence(run.entry, run.nominal))
@@ -144,7 +144,7 @@ class Sweep:
     def _abandoned(self, run: Run, now: datetime) -> None:
         """Line 26: dispatched again, or dead, as its policy says."""
         if run.nominal is None:  # an ordinary message behind the gate: its broker has it, and delivers it again
-            self._settle(run, "lost", "its worker is gone; a copy that still comes runs")
+            self._ledger.settle_run(run, "lost", "its worker is gone; a copy that still comes runs")
             return
         reason, words = end_of(run)
         if not reason:
@@ -169,17 +169,11 @@ class Sweep:
 
     def _bury(self, run: Run, reason: str, words: str, now: datetime) -> None:
         letter = letter_of(run, reason, words, now)
-        if self._settle(run, "dead", reason, letter.to_json()) and run.nominal is not None:
+        if self._ledger.settle_run(run, "dead", reason, letter.to_json()) and run.nominal is not None:
             logger.error(
                 "%s is dead (%s): %s", run.key, reason, words, extra={"action": "occurrence_dead", "key": run.key}
             )
             self._events.dead(Occurrence(run.entry, run.nominal), reason)
-
-    def _settle(self, run: Run, state: State, reason: str, letter: str = "") -> bool:
-        answer = self._ledger.ask_one(
-            lambda: self._store.settle_run(run, state, reason, epoch=self._ledger.epoch, letter=letter)
-        )
-        return answer.verdict is Verdict.DONE
 
 
 def end_of(run: Run) -> tuple[str, str]:

@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from celery_tzbeat.clock import Reading
+from celery_tzbeat.store.runs import heartbeat_of
 
 #: How far the store's clock may run from ours between two looks, in seconds: more is a jump.
 JUMP = 0.5
-
-#: A worker beats six times in the shortest lease of its runs, between these bounds, in seconds.
-BEATS_PER_LEASE = 6
-FASTEST_BEAT, SLOWEST_BEAT = 0.25, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +61,7 @@ class View:
 
     def shows_dead(self, run_lease: timedelta) -> bool:
         """Return whether a run whose lease has lapsed is dead by this view."""
-        return self.seconds() >= run_lease.total_seconds() + 2 * heartbeat(run_lease)
-
-
-def heartbeat(run_lease: timedelta) -> float:
-    """Return the longest that a live worker waits between two heartbeats of a run with this lease, in seconds."""
-    return min(max(run_lease.total_seconds() / BEATS_PER_LEASE, FASTEST_BEAT), SLOWEST_BEAT)
+        return self.seconds() >= run_lease.total_seconds() + 2 * heartbeat_of(run_lease)
 
 
 def _jumped(before: _Look, look: _Look) -> bool:

@@ -47,8 +47,6 @@ and is refused. The bid is given back when its reply comes; if the process is go
 from __future__ import annotations
 
 import logging
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -56,6 +54,7 @@ from datetime import datetime, timedelta
 from celery_tzbeat.clock import Clock, Reading, Waker
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Lease
+from celery_tzbeat.threads import start_thread
 
 from .protocol import Granted, Held, LeaseProvider, Lost, Renewed
 
@@ -212,7 +211,7 @@ class Elector:
             self._ended = Waker()
             self._running = True
             self._waker = Waker()
-            _start_thread(self._run)
+            start_thread(self._run, name="tzbeat-elector")
 
     def stop(self) -> None:
         """End the thread without resigning: for tests. Waits for a call to the server that is going on."""
@@ -413,11 +412,3 @@ def _who_leads(held: Held) -> str:
     if held.holder:
         return f"{held.holder} leads at epoch {held.epoch}"
     return f"the lease server forgot epoch {held.epoch}, whose leader has one lease to renew"
-
-
-def _start_thread(run: Callable[[], None]) -> None:
-    monkey = sys.modules.get("gevent.monkey")
-    if monkey is not None and monkey.is_module_patched("threading"):
-        monkey.get_original("_thread", "start_new_thread")(run, ())
-    else:
-        threading.Thread(target=run, name="tzbeat-elector", daemon=True).start()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import redis
 
 from celery_tzbeat.deliveries import WorkerPresence
-from celery_tzbeat.errors import StoreUnreadable
-from celery_tzbeat.model import MICROSECOND, Occurrence, Policy, from_micros, micros
+from celery_tzbeat.model import Occurrence, from_micros, micros
 
-from .calls import RedisCalls, Word, answers_of, millis, text_of
-from .keys import Bucket
+from .calls import Word, answers_of, millis, text_of
 from .protocol import (
     BATCH,
     Answer,
@@ -22,44 +20,21 @@ from .protocol import (
     Claimed,
     Hold,
     OpenOccurrence,
-    Request,
     Run,
     State,
     Survey,
     Verdict,
 )
-from .records import entry_of, open_occurrence, policy_text, readable, request_of, run_of, tracking_words
+from .records import open_occurrence, policy_text, readable, request_of, run_of, tracking_words
+from .redis_lead import answer_of, named
+from .redis_requests import Requests
 
 #: How far in milliseconds claims stand before everything else in `open` (ledger.lua).
 CLAIMS_FIRST = 10**13
 
-#: How long what became of a request is kept.
-OUTCOMES_KEPT = timedelta(days=1)
 
-#: The most requests that are kept.
-REQUESTS_KEPT = 10_000
-
-
-class OpenOccurrences(RedisCalls):
+class OpenOccurrences(Requests):
     """See `protocol.Store` for what each call means."""
-
-    def __init__(
-        self,
-        url: str,
-        namespace: str,
-        *,
-        timeout: float,
-        retention: timedelta,
-        max_skew: timedelta,
-        audit_max: int,
-        tells_reconnection: bool = False,
-    ) -> None:
-        super().__init__(
-            url, namespace, timeout=timeout, client_name="tzbeat-store", tells_reconnection=tells_reconnection
-        )
-        self._max_skew = max_skew // MICROSECOND
-        self._audit_max = audit_max
-        self._retention = millis(retention)
 
     # ---- opening, and claims over other brokers
 
@@ -79,7 +54,7 @@ class OpenOccurrences(RedisCalls):
             others = [found for found in opened[occurrence.entry] if found.occurrence.key != occurrence.key]
             keys += self._keys_of(occurrence.key, occurrence.entry, bucket)
             args += (
-                *_named(occurrence),
+                *named(occurrence),
                 item.cursor.to_text(),
                 bucket.number,
                 bucket.field,
@@ -121,7 +96,7 @@ class OpenOccurrences(RedisCalls):
             occurrence, bucket = claim.occurrence, claim.bucket
             keys += self._keys_of(occurrence.key, occurrence.entry, bucket)
             args += (
-                *_named(occurrence),
+                *named(occurrence),
                 claim.cursor.to_text(),
                 claim.payload,
                 bucket.number,
@@ -136,7 +111,7 @@ class OpenOccurrences(RedisCalls):
         args: list[Word] = [len(claimed)]
         for item in claimed:
             keys += self._keys_of(item.occurrence.key, item.occurrence.entry, item.bucket)
-            args += (*_named(item.occurrence), item.bucket.field)
+            args += (*named(item.occurrence), item.bucket.field)
         return answers_of(self._lead("confirm", epoch, keys=keys, args=args))
 
     def reclaim(self, occurrence: Occurrence, *, epoch: int) -> OpenOccurrence | None:
@@ -153,7 +128,7 @@ class OpenOccurrences(RedisCalls):
             "settle",
             epoch,
             keys=(*self._keys_of(occurrence.key, occurrence.entry, claimed.bucket), self.keys("dead")),
-            args=(*_named(occurrence), claimed.bucket.field, state, reason, letter),
+            args=(*named(occurrence), claimed.bucket.field, state, reason, letter),
         )
         return Answer(Verdict(reply.decode()))
 
@@ -166,7 +141,7 @@ class OpenOccurrences(RedisCalls):
             keys=(self.keys.occurrence(run.key),),
             args=(*_of_run(run), run.token),
         )
-        return _answer(reply)
+        return answer_of(reply)
 
     def redispatch(self, run: Run, payload: bytes, *, epoch: int) -> Answer:
         reply = self._lead(
@@ -185,67 +160,6 @@ class OpenOccurrences(RedisCalls):
             args=(*_of_run(run), run.bucket.field, state, reason, letter, run.state, *run.order),
         )
         return Answer(Verdict(reply.decode()))
-
-    def replay(
-        self, request: Request, claimed: Claimed, payload: bytes, *, policy: Policy, dispatch: int, epoch: int
-    ) -> Answer:
-        occurrence, bucket = claimed.occurrence, claimed.bucket
-        reply = self._lead(
-            "replay",
-            epoch,
-            keys=(
-                *self._keys_of(occurrence.key, occurrence.entry, bucket),
-                self.keys("dead"),
-                *self._request_keys(request),
-            ),
-            args=(
-                *_named(occurrence),
-                bucket.number,
-                bucket.field,
-                dispatch,
-                payload,
-                policy_text(policy),
-                millis(policy.start_within),
-                request.id,
-                _who(request),
-                millis(OUTCOMES_KEPT),
-            ),
-        )
-        return _answer(reply)
-
-    def discard(self, request: Request, key: str, *, epoch: int) -> Answer:
-        letter = self.dead_letter(key)
-        reply = self._lead(
-            "discard",
-            epoch,
-            keys=(self.keys("dead"), *self._request_keys(request)),
-            args=(key, entry_of(letter), "", request.id, _who(request), millis(OUTCOMES_KEPT)),
-        )
-        return Answer(Verdict(reply.decode()))
-
-    def cancel(self, request: Request, key: str, *, epoch: int) -> Answer:
-        # Entry and bucket of a key never change: they may be read before.
-        name = self.keys.occurrence(key)
-        (record,) = self._ask(lambda c: self._records(c, [name]), [name])
-        if not record:
-            return Answer(Verdict.DECIDED)
-        entry, bucket = record[b"entry"].decode(), Bucket(int(record[b"number"]), int(record[b"field"]))
-        reply = self._lead(
-            "cancel",
-            epoch,
-            keys=(*self._keys_of(key, entry, bucket), *self._request_keys(request)),
-            args=(
-                key,
-                entry,
-                record[b"nominal"],
-                bucket.field,
-                request.id,
-                request.by,
-                _who(request),
-                millis(OUTCOMES_KEPT),
-            ),
-        )
-        return _answer(reply)
 
     def workers_lived(self) -> bool:
         newest = self._ask(lambda c: c.zrevrange(self.keys("workers"), 0, 0, withscores=True))
@@ -312,73 +226,6 @@ class OpenOccurrences(RedisCalls):
         tracked = [(key, record) for key, record in found if b"policy" in record]
         return list(readable(tracked, lambda key, record: run_of(text_of(key), record, at[key])))
 
-    def _found(self, keys: Sequence[bytes]) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Return the records of keys; what was settled since the keys were read is left out."""
-        records: list[dict[bytes, bytes]] = []
-        for start in range(0, len(keys), BATCH):
-            part = [self.keys.occurrence(text_of(key)) for key in keys[start : start + BATCH]]
-            records += self._ask(lambda c, part=part: self._records(c, part), part)
-        return [(key, record) for key, record in zip(keys, records, strict=True) if record]
-
-    def _records(self, client: redis.Redis, keys: Sequence[str]) -> list[dict[bytes, bytes]]:
-        with client.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.hgetall(key)
-            return list(pipe.execute())
-
-    def dead_letter(self, key: str) -> str | None:
-        letter = self._ask(lambda c: c.hget(self.keys("dead"), key))
-        return text_of(letter) if letter is not None else None
-
-    def dead_letters(self) -> Mapping[str, str]:
-        letters = self._ask(lambda c: c.hgetall(self.keys("dead")))
-        return {text_of(key): text_of(letter) for key, letter in letters.items()}
-
-    # ---- requests of operators
-
-    def ask(self, request: Request) -> str:
-        fields = {
-            "kind": request.kind,
-            "key": request.key,
-            "by": request.by,
-            "why": request.why,
-            "expires": micros(request.expires),
-        }
-        id_: bytes = self._ask(lambda c: c.xadd(self.keys("requests"), fields, maxlen=REQUESTS_KEPT, approximate=True))
-        with suppress(StoreUnreadable):  # no right to the channel: the leader finds it within its second
-            self._ask(lambda c: c.publish(self.keys("wake"), "request"))
-        return id_.decode()
-
-    def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:
-        reply = self._lead(
-            "answer",
-            epoch,
-            keys=self._request_keys(request),
-            args=(request.id, outcome, millis(OUTCOMES_KEPT)),
-        )
-        return Answer(Verdict(reply.decode()))
-
-    def outcome(self, id: str) -> str | None:
-        words = self._ask(lambda c: c.get(self.keys.outcome(id)))
-        return words.decode() if words is not None else None
-
-    # ---- calling
-
-    def _keys_of(self, key: str, entry: str, bucket: Bucket) -> tuple[str, str, str]:
-        return (self.keys.occurrence(key), self.keys.open_of(entry), self.keys.done(entry, bucket.number))
-
-    def _request_keys(self, request: Request) -> tuple[str, str]:
-        return self.keys("requests"), self.keys.outcome(request.id)
-
-    def _lead(self, script: str, epoch: int, *, keys: Iterable[Word] = (), args: Iterable[Word] = ()) -> Any:
-        """Run a leader's script: the keys and arguments of `prelude.lua` come first."""
-        head = [self.keys(name) for name in ("epoch", "schema", "cursor", "last", "audit", "open", "live")]
-        return self._run(script, (*head, *keys), (epoch, self._max_skew, self._audit_max, self._retention, *args))
-
-
-def _named(occurrence: Occurrence) -> tuple[str, str, int]:
-    return occurrence.key, occurrence.entry, micros(occurrence.nominal)
-
 
 def _of_run(run: Run) -> tuple[str, str, Word]:
     return run.key, run.entry, micros(run.nominal) if run.nominal is not None else ""
@@ -386,15 +233,6 @@ def _of_run(run: Run) -> tuple[str, str, Word]:
 
 def _detail(occurrence: Occurrence) -> str:
     return "misfire" if occurrence.late else ""
-
-
-def _who(request: Request) -> str:
-    return f"{request.by}: {request.why}" if request.why else request.by
-
-
-def _answer(reply: Sequence[bytes]) -> Answer:
-    verdict, *detail = reply
-    return Answer(Verdict(verdict.decode()), detail[0].decode() if detail else "")
 
 
 def _each_entry_once(holds: Sequence[Hold]) -> Iterator[list[Hold]]:

@@ -19,6 +19,16 @@ from celery_tzbeat.deliveries import Ticket, WorkerPresence
 SEEN = timedelta(seconds=60)
 
 
+#: A run lease is this many heartbeats long; a heartbeat comes at least and at most so often, in seconds.
+BEATS_PER_LEASE = 6
+FASTEST_BEAT, SLOWEST_BEAT = 0.25, 10.0
+
+
+def heartbeat_of(run_lease: timedelta) -> float:
+    """Return the seconds from one heartbeat to the next that keep a run lease."""
+    return min(max(run_lease.total_seconds() / BEATS_PER_LEASE, FASTEST_BEAT), SLOWEST_BEAT)
+
+
 class Order(NamedTuple):
     """Which delivery of one key this is: redispatch and replay raise `dispatch`, Celery's own retry raises `retries`."""
 

@@ -20,8 +20,6 @@ did not hand to it (`hold`), and forgets it when its end is written.
 from __future__ import annotations
 
 import logging
-import sys
-import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,19 +31,14 @@ from celery_tzbeat.clock import Clock, Waker
 from celery_tzbeat.deliveries import Ticket, WorkerPresence
 from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.store.protocol import BATCH
-from celery_tzbeat.store.runs import Beat, End, Ended, Order, Pulse, Runs
+from celery_tzbeat.store.runs import SLOWEST_BEAT, Beat, End, Ended, Order, Pulse, Runs, heartbeat_of
+from celery_tzbeat.threads import start_thread
 
 from .cancel import Board, Row
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: A heartbeat comes at least and at most so often, in seconds.
-QUICKEST, SLOWEST = 0.25, 10.0
-
-#: A run lease is this many heartbeats long.
-BEATS_PER_LEASE = 6
 
 #: Ends are written at most so often, in seconds: those that come meanwhile travel together.
 GATHER = 0.02
@@ -119,7 +112,7 @@ class Heart:
     def start(self) -> None:
         """Start the thread: a real one, also where gevent has patched threading."""
         self._started = True
-        start_thread(self._live)
+        start_thread(self._live, name="tzbeat-heartbeat")
 
     def close(self) -> None:
         """Renew nothing any more, for tests: a worker's heart beats until its process ends."""
@@ -134,7 +127,7 @@ class Heart:
         self._held[run.token] = run
         if run.ticket.namespace not in self._namespaces:
             self._namespaces = {*self._namespaces, run.ticket.namespace}
-        if run.ticket.policy.run_lease.total_seconds() < SLOWEST * BEATS_PER_LEASE:
+        if heartbeat_of(run.ticket.policy.run_lease) < SLOWEST_BEAT:
             self._waker.wake()  # the wait may be longer than this run can do without a heartbeat
 
     def owe(self, run: Held | None, end: End) -> None:
@@ -185,8 +178,9 @@ class Heart:
     @property
     def interval(self) -> float:
         """Seconds between two heartbeats: a sixth of the shortest run lease that is held."""
-        leases = [run.ticket.policy.run_lease.total_seconds() for run in self.held() if not run.lost]
-        return min(max(min(leases, default=SLOWEST * BEATS_PER_LEASE) / BEATS_PER_LEASE, QUICKEST), SLOWEST)
+        return min(
+            (heartbeat_of(run.ticket.policy.run_lease) for run in self.held() if not run.lost), default=SLOWEST_BEAT
+        )
 
     @property
     def pause(self) -> float:
@@ -340,12 +334,3 @@ def _by_namespace(items: list[T], ticket: Callable[[T], Ticket]) -> list[tuple[s
     for item in items:
         found.setdefault(ticket(item).namespace, []).append(item)
     return list(found.items())
-
-
-def start_thread(target: Callable[[], None]) -> None:
-    """Start a daemon thread of the operating system, also where gevent has made threads greenlets."""
-    monkey = sys.modules.get("gevent.monkey")
-    if monkey is not None and monkey.is_module_patched("threading"):
-        monkey.get_original("_thread", "start_new_thread")(target, ())
-    else:
-        threading.Thread(target=target, name="tzbeat-heartbeat", daemon=True).start()

@@ -45,8 +45,9 @@ from celery_tzbeat.store.runs import End, Order, Runs
 
 from . import outcome
 from .cancel import Board, Flags, Row
-from .gate import CLAIM, Entrance, GatedRequest
+from .gate import CLAIM, Entrance
 from .heartbeat import Heart, Held
+from .request import GatedRequest
 from .retry import retry_by_policy
 from .run import bind, unbind
 from .touch import Toucher

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
+from network import Network
 from scripted import Does, ScriptedBroker
 
 from celery_tzbeat.beat.claims import REFUSALS, Claims, Outdated
@@ -32,42 +31,6 @@ TRIED = [0, 1, 3, 7, 15, 31, 63]
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="celery_tzbeat")
-
-
-class Network:
-    """A way to the store that fails before or after the next call of a name."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self.calls: list[str] = []
-        self.batches: list[int] = []
-        self.fails: dict[tuple[str, str], int] = {}
-        self.before: dict[str, Callable[[], object]] = {}
-        self.before_each: dict[str, Callable[[], object]] = {}
-
-    def fail(self, when: str, name: str, times: int = 1) -> None:
-        self.fails[when, name] = times
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append(name)
-            if name in ("claim", "confirm"):
-                self.batches.append(len(args[0]))
-            self._maybe_fail("before", name)
-            self.before.pop(name, lambda: None)()
-            self.before_each.get(name, lambda: None)()
-            answer = method(*args, **kwargs)
-            self._maybe_fail("after", name)
-            return answer
-
-        return call
-
-    def _maybe_fail(self, when: str, name: str) -> None:
-        if self.fails.get((when, name), 0):
-            self.fails[when, name] -= 1
-            raise StoreUnavailable(f"lost {when} {name}")
 
 
 class Office:

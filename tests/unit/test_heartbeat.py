@@ -12,7 +12,7 @@ from worker_bench import Bench
 from celery_tzbeat.clock import SystemClock
 from celery_tzbeat.store.runs import Beat, End, Ended, Order, Pulse
 from celery_tzbeat.testing.processes import wait_until
-from celery_tzbeat.worker import heartbeat
+from celery_tzbeat.threads import start_thread
 
 
 @pytest.fixture
@@ -210,6 +210,6 @@ def test_the_thread_is_a_daemon() -> None:
         seen.append(threading.current_thread().daemon)
         done.set()
 
-    heartbeat.start_thread(look)
+    start_thread(look, name="look")
     assert done.wait(5)
     assert seen == [True]

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from network import Network
 from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
@@ -83,37 +84,6 @@ class Builder:
         }
         push = Command("LPUSH", (b"q", json.dumps(form).encode()), (b"q",))
         return Message((push,), Bucket(ticket.number, ticket.field))
-
-
-class Network:
-    """A way to the store that fails before or after the next call of a name, or lets something happen before it."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.store = store
-        self.calls: list[str] = []
-        self.fails: dict[tuple[str, str], int] = {}
-        self.before: dict[str, Any] = {}
-
-    def fail(self, when: str, name: str, times: int = 1) -> None:
-        self.fails[when, name] = times
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.store, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append(name)
-            self._maybe_fail("before", name)
-            self.before.pop(name, lambda: None)()
-            answer = method(*args, **kwargs)
-            self._maybe_fail("after", name)
-            return answer
-
-        return call
-
-    def _maybe_fail(self, when: str, name: str) -> None:
-        if self.fails.get((when, name), 0):
-            self.fails[when, name] -= 1
-            raise StoreUnavailable(f"lost {when} {name}")
 
 
 class Scene:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from network import Network
 from scripted import ScriptedBroker
 
 from celery_tzbeat.beat.agenda import Agenda
@@ -42,41 +43,6 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def entry(name: str = "e", schedule: Any = None, **policy: Any) -> Entry:
     return Entry(name, "proj.task", schedule or every("1s"), policy=Policy(**policy))
-
-
-class Network:
-    """A way to the store that fails before or after the next call of a name."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.store = store
-        self.calls: list[str] = []
-        self.batches: list[int] = []
-        self.fails: dict[tuple[str, str], int] = {}
-        self.before: dict[str, Callable[[], None]] = {}
-
-    def fail(self, when: str, name: str, times: int = 1) -> None:
-        self.fails[when, name] = times
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.store, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append(name)
-            if name in ("dispatch", "record_unrun"):
-                self.batches.append(len(args[0]))
-            self._maybe_fail("before", name)
-            if name in self.before:
-                self.before.pop(name)()
-            answer = method(*args, **kwargs)
-            self._maybe_fail("after", name)
-            return answer
-
-        return call
-
-    def _maybe_fail(self, when: str, name: str) -> None:
-        if self.fails.get((when, name), 0):
-            self.fails[when, name] -= 1
-            raise StoreUnavailable(f"lost {when} {name}")
 
 
 @dataclass

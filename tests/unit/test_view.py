@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from celery_tzbeat.beat.view import View, heartbeat
+from celery_tzbeat.beat.view import View
+from celery_tzbeat.store.runs import heartbeat_of
 from celery_tzbeat.testing import ManualClock
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=timezone.utc)
@@ -55,7 +56,7 @@ def test_a_run_is_dead_after_its_lease_and_two_heartbeats_in_unbroken_view(
     ("lease", "beat"), [(1.5, 0.25), (0.6, 0.25), (3.0, 0.5), (60.0, 10.0), (600.0, 10.0), (3600.0, 10.0)]
 )
 def test_a_heartbeat_is_a_sixth_of_the_lease_within_bounds(lease: float, beat: float) -> None:
-    assert heartbeat(timedelta(seconds=lease)) == beat
+    assert heartbeat_of(timedelta(seconds=lease)) == beat
 
 
 def test_a_failed_call_breaks_the_view_for_a_lease_and_two_heartbeats(leader: Leader) -> None:

@@ -28,9 +28,10 @@ from kombu.transport import redis as kombu_redis
 from worker_bench import NOON, Bench
 
 from celery_tzbeat.testing.server import LocalServer
-from celery_tzbeat.worker.gate import CLAIM, GatedRequest
+from celery_tzbeat.worker.gate import CLAIM
 from celery_tzbeat.worker.install import WorkerHalf
 from celery_tzbeat.worker.outcome import raw_message
+from celery_tzbeat.worker.request import GatedRequest
 
 
 @pytest.fixture
