@@ -23,13 +23,16 @@ T = TypeVar("T")
 #: How often a condition is looked at while it is waited for, in seconds.
 POLL = 0.02
 
-# Run between fork and the real program: ask Linux to kill this process when its parent dies, then become the
-# program. Not a `preexec_fn`, which is unsafe (and from Python 3.12 on a warning) beside threads.
+# Run between fork and the real program: ask Linux to kill this process when its parent dies, take the signals that whoever
+# started the tests may have ignored (`nohup`, a shell's `&`) as they are meant, then become the program. Not a `preexec_fn`,
+# which is unsafe (and from Python 3.12 on a warning) beside threads.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
+for ignored in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(ignored, signal.SIG_DFL)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
