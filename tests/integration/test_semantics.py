@@ -162,7 +162,9 @@ def test_a_message_is_what_celery_would_have_sent(project: Any) -> None:
     published = {e["id"] for e in events if e["event"] == "after_task_publish"}
     assert {m.id for m in everything} <= published
     told = [e for e in events if e["event"] == "occurrence_sent"]
-    assert {Occurrence(m.entry, m.nominal).key for m in everything} <= {e["key"] for e in told}
+    # Its SIGTERM ends Celery's beat wherever that is, so of the last instant some may be sent and not told.
+    last = max(m.nominal for m in everything)
+    assert {Occurrence(m.entry, m.nominal).key for m in everything if m.nominal < last} <= {e["key"] for e in told}
     assert not any(e["late"] for e in told)
     assert all(e["unchanged"] for e in told), "the user's own beat_schedule was written to"
 
