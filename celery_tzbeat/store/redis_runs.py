@@ -57,7 +57,7 @@ class RedisRuns(RedisCalls):
 
     def start(self, start: Start) -> Started:
         policy = start.ticket.policy
-        gate, starts, state, checkpoint = self._run(
+        words, *checkpoint = self._run(
             "start",
             (*self._head, *self._keys_of(start.ticket)),
             (
@@ -69,7 +69,8 @@ class RedisRuns(RedisCalls):
                 int(start.redispatchable),
             ),
         )
-        return Started(Gate(gate.decode()), int(starts), state.decode(), checkpoint or None)
+        gate, starts, state = words.decode().split(" ")
+        return Started(Gate(gate), int(starts), state, (checkpoint[0] or None) if checkpoint else None)
 
     def heartbeat(self, beats: Sequence[Beat]) -> list[Pulse]:
         keys: list[Word] = [*self._head]

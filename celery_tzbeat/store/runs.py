@@ -47,6 +47,7 @@ class Gate(enum.Enum):
     EXHAUSTED = "EXHAUSTED"  # started `max_deliveries` times without a retry: bury it (line 26)
     SECOND_START = "SECOND_START"  # at_most_once, and it was started before: bury it
     UNKNOWN = "UNKNOWN"  # at_most_once, and the ledger knows nothing of it: bury it (line 17)
+    UNKEPT = "UNKEPT"  # asked without the payload, and the ledger has none: nothing is written, ask again with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Start:
     token: str
     worker: str  # the node's name, for people
     acks_late: bool  # of the task: what `on_abandoned="auto"` goes by
-    payload: bytes  # the raw message (`Parcel.to_bytes`): kept until the run is settled, for a redispatch
+    payload: bytes  # the raw message (`Parcel.to_bytes`): kept until the run is settled, for a redispatch; may be empty
 
     @property
     def redispatchable(self) -> bool:

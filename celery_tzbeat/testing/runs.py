@@ -32,12 +32,17 @@ class MemoryRuns:
                 return Started(Gate.SECOND_START)
             if once and not mark:
                 return Started(Gate.UNKNOWN)
-            return self._won(self._begin(start, "started"))
+            return self._begun(start, record)
         if (record.state, record.token) == ("running", start.token):
             return self._won(record)
         gate = self._gate(record, start, once)
         if gate is not None:
-            return Started(gate, record.starts, record.state, record.checkpoint)
+            return Started(gate, record.starts, record.state)
+        return self._begun(start, record)
+
+    def _begun(self, start: Start, record: Record | None) -> Started:
+        if not start.payload and (record is None or not record.payload):
+            return Started(Gate.UNKEPT)
         return self._won(self._begin(start, "started"))
 
     def _won(self, record: Record) -> Started:

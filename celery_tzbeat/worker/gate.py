@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache, partial
 from typing import Any
 from uuid import uuid4
 
@@ -61,11 +62,16 @@ class Delivery:
     ticket: Ticket
     order: Order
     token: str
-    payload: bytes
+    payload: Callable[[], bytes]  # the raw message (`Parcel.to_bytes`), put together when it is first asked for
     run: Held | None = None
     parked_at: float | None = None  # monotonic seconds
     taken: EndState | None = None  # somebody took the run away
     finished: bool = False  # its child stored a success before it was lost
+
+    @property
+    def kept(self) -> bool:
+        """Whether the ledger is to have this message already: the first attempt of what a leader has dispatched."""
+        return self.ticket.nominal is not None and self.order.retries == 0
 
 
 class Entrance:
@@ -158,7 +164,7 @@ class Entrance:
             error,
             task=request.task.name,
             at=self.clock.now(),
-            message=delivery.payload,
+            message=delivery.payload(),
             attempts=attempts,
             worker=request.hostname,
             task_id=request.id,
@@ -203,7 +209,7 @@ class Entrance:
                 f"{type(exc).__name__}: {exc}",
                 task=request.task.name,
                 at=self.clock.now(),
-                message=delivery.payload,
+                message=delivery.payload(),
                 traceback=traceback,
                 attempts=run.starts,
                 worker=request.hostname,
@@ -226,7 +232,7 @@ class Entrance:
             if not ticket.namespace:  # an ordinary message behind the gate belongs to the worker it comes to
                 ticket = replace(ticket, namespace=self._namespace)
             retries = int(request.request_dict.get("retries") or 0)
-            payload = outcome.raw_message(message, self.clock.now())
+            payload = cache(partial(outcome.raw_message, message, self.clock.now()))
             return Delivery(ticket, Order(ticket.dispatch, retries), uuid4().hex, payload)
         except Exception as exc:
             self.counts["unreadable"] += 1
@@ -242,10 +248,16 @@ class Entrance:
         if ledger is None:
             ledger = self._ledgers[ticket.namespace] = self._runs(ticket.namespace)
         start = Start(
-            ticket, delivery.order, delivery.token, request.hostname, bool(request.task.acks_late), delivery.payload
+            ticket,
+            delivery.order,
+            delivery.token,
+            request.hostname,
+            bool(request.task.acks_late),
+            b"" if delivery.kept else delivery.payload(),
         )
         try:
-            return ledger.start(start)
+            started = ledger.start(start)
+            return ledger.start(replace(start, payload=delivery.payload())) if started.gate is Gate.UNKEPT else started
         except (StoreUnavailable, StoreUnreadable) as exc:
             self.counts["store_failed"] += 1
             logger.warning("tzbeat: the store does not answer the gate: %s", exc)

@@ -56,7 +56,7 @@ class Held:
     token: str
     worker: str
     acks_late: bool
-    payload: bytes
+    payload: Callable[[], bytes]
     row: Row | None
     request: Callable[[], Any]  # a weak reference to Celery's request
     began: float  # monotonic seconds
@@ -290,7 +290,7 @@ class Heart:
         for namespace, runs in _by_namespace(live, lambda run: run.ticket):
             for start in range(0, len(runs), BATCH):
                 part = runs[start : start + BATCH]
-                beats = [Beat(r.ticket, r.order, r.token, r.worker, r.acks_late, r.payload) for r in part]
+                beats = [Beat(r.ticket, r.order, r.token, r.worker, r.acks_late, r.payload()) for r in part]
                 for run, pulse in zip(part, self._ledger(namespace).heartbeat(beats), strict=True):
                     self._hear(run, pulse)
         for namespace in self._namespaces:

@@ -750,7 +750,7 @@ def with_a_run() -> tuple[World, Beat]:
     beat = world.beat()
     run(world, 20)
     ticket = Ticket("proj/0", "order-42", "", None, 0, 1, 1, 2, Policy(run_lease=timedelta(seconds=3)))
-    MemoryRuns(world.store).start(Start(ticket, Order(1, 0), "token", "worker", True, b""))
+    MemoryRuns(world.store).start(Start(ticket, Order(1, 0), "token", "worker", True, b"{}"))
     return world, beat
 
 

@@ -1,20 +1,25 @@
 -- A delivery asks to start (state table lines 12, 15, 16, 17, 27).
 -- KEYS[5] occurrence record   KEYS[6] open of the entry   KEYS[7] done hash
 -- ARGV[3...] the run (`worker_runs.lua`); ARGV[18] most deliveries, at most once 0/1, may be redispatched 0/1
--- Returns {gate, starts, state, checkpoint}. Guard: the order and the state of the record, or the done mark.
+-- Returns {'<gate> <starts> <state>', checkpoint where there is one}. Guard: the order and the state of the record, or the
+-- done mark. Asked without the payload, which the ledger mostly has: UNKEPT, and nothing written, where it has none.
 -- Repeated by the same token: WON, with the same numbers.
 local run = run_at(3)
 local most, once, redispatchable = tonumber(ARGV[18]), ARGV[19] == '1', ARGV[20] == '1'
 local record, of_entry, done = KEYS[5], KEYS[6], KEYS[7]
 local known = known_of(record)
 
-local function answer(gate, starts, of)
-    return { gate, starts, of or '', redis.call('HGET', record, 'checkpoint') or '' }
+local function answer(gate, starts, of) return { gate .. ' ' .. starts .. ' ' .. (of or '') } end
+
+local function won(starts)
+    local reply = answer('WON', starts, 'running')
+    reply[2] = redis.call('HGET', record, 'checkpoint') or nil
+    return reply
 end
 
 if known.state then
     local function so(gate) return answer(gate, known.starts, known.state) end
-    if known.state == 'running' and known.token == run.token then return so('WON') end
+    if known.state == 'running' and known.token == run.token then return won(known.starts) end
     local order = compare(run.dispatch, run.retries, known.dispatch, known.retries)
     if order < 0 then return so('STALE') end
     if known.state == 'waiting' then return so('LIVE') end
@@ -36,4 +41,5 @@ else
     if once and tonumber(run.retries) > 0 then return answer('SECOND_START', 0) end
     if once and not mark then return answer('UNKNOWN', 0) end
 end
-return answer('WON', begin(run, known, record, of_entry, 'started'), 'running')
+if run.payload == '' and redis.call('HSTRLEN', record, 'payload') == 0 then return answer('UNKEPT', 0) end
+return won(begin(run, known, record, of_entry, 'started'))
