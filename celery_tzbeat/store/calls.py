@@ -60,13 +60,16 @@ class RedisCalls:
         self._client.close()
 
     def _run(self, script: str, keys: Sequence[Word], args: Sequence[Word]) -> Any:
-        text, sha = _script(script)
-
         def call(client: redis.Redis) -> Any:
+            connection = taken(client)
             try:
-                return _evalsha(client, sha, keys, args)
+                send_script(connection, script, keys, args)
+                return connection.read_response()
             except NoScriptError:
-                return client.eval(text, len(keys), *keys, *args)
+                pass
+            finally:
+                client.connection_pool.release(connection)
+            return client.eval(_script(script)[0], len(keys), *keys, *args)
 
         return self._ask(call, keys)
 
@@ -91,19 +94,20 @@ class RedisCalls:
             raise ConnectionError("the server closed the connection")
 
 
-def _evalsha(client: redis.Redis, sha: str, keys: Sequence[Word], args: Sequence[Word]) -> Any:
-    """Do what `client.evalsha` does at half its cost: most of it is redis-py's generic call (retries, callbacks, metrics).
+def taken(client: redis.Redis) -> Any:
+    """Return a connection of the client's pool, to be given back (`release`). Raises what connecting raises."""
+    return client.connection_pool.get_connection(*_CONNECTION_FOR)
 
-    A gate asks before each task, in the worker's loop. Seam: a pool's `get_connection` and `release`, and of a connection
-    `pack_command`, `send_packed_command` and `read_response`, which drops itself where anything is left unread.
+
+def send_script(connection: Any, script: str, keys: Sequence[Word], args: Sequence[Word]) -> None:
+    """Send what `client.evalsha` would; the reply is to be read.
+
+    That takes half the time of redis-py's generic call (retries, callbacks, metrics), and a gate asks before each task, in
+    the worker's loop. Seam: a pool's `get_connection` and `release`, and of a connection `pack_command`,
+    `send_packed_command` and `read_response`, which drops itself where anything is left unread.
     """
-    pool = client.connection_pool
-    connection: Any = pool.get_connection(*_CONNECTION_FOR)
-    try:
-        connection.send_packed_command(connection.pack_command("EVALSHA", sha, len(keys), *keys, *args))
-        return connection.read_response()
-    finally:
-        pool.release(connection)
+    sha = _script(script)[1]
+    connection.send_packed_command(connection.pack_command("EVALSHA", sha, len(keys), *keys, *args))
 
 
 @cache

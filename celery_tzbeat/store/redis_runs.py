@@ -23,13 +23,18 @@ Failure table. What is asked by one script is there or is not; a row says what r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
+import redis
+
 from celery_tzbeat.deliveries import Ticket, WorkerPresence
+from celery_tzbeat.errors import StoreUnavailable
 from celery_tzbeat.model import micros
 
-from .calls import RedisCalls, Word, millis
+from .calls import RedisCalls, Word, millis, send_script, taken
+from .client import CALL_ERRORS
 from .records import policy_text
 from .runs import SEEN, Beat, End, Ended, Gate, Pulse, Start, Started
 
@@ -56,21 +61,23 @@ class RedisRuns(RedisCalls):
         self._retention = millis(retention)
 
     def start(self, start: Start) -> Started:
+        return started_of(self._run("start", *self.words_of(start)))
+
+    def line(self) -> RedisLine:
+        """Return a line of its own connection. Raises StoreUnavailable."""
+        return RedisLine(self, self._client)
+
+    def words_of(self, start: Start) -> tuple[Sequence[Word], Sequence[Word]]:
+        """Return the keys and arguments of the script `start`."""
         policy = start.ticket.policy
-        words, *checkpoint = self._run(
-            "start",
-            (*self._head, *self._keys_of(start.ticket)),
-            (
-                self._audit_max,
-                self._retention,
-                *_run_words(start),
-                policy.max_deliveries,
-                int(policy.delivery == "at_most_once"),
-                int(start.redispatchable),
-            ),
+        return (*self._head, *self._keys_of(start.ticket)), (
+            self._audit_max,
+            self._retention,
+            *_run_words(start),
+            policy.max_deliveries,
+            int(policy.delivery == "at_most_once"),
+            int(start.redispatchable),
         )
-        gate, starts, state = words.decode().split(" ")
-        return Started(Gate(gate), int(starts), state, (checkpoint[0] or None) if checkpoint else None)
 
     def heartbeat(self, beats: Sequence[Beat]) -> list[Pulse]:
         keys: list[Word] = [*self._head]
@@ -124,6 +131,52 @@ class RedisRuns(RedisCalls):
             self.keys.open_of(ticket.entry),
             self.keys.done(ticket.entry, ticket.number),
         )
+
+
+class RedisLine:
+    """See `runs.Line`. A server that does not know the script yet, say because it was restarted, breaks the line."""
+
+    def __init__(self, runs: RedisRuns, client: redis.Redis) -> None:
+        self._runs = runs
+        self._client = client
+        with self._failing():
+            self._connection = taken(client)
+
+    def fileno(self) -> int:
+        socket = self._connection._sock
+        if socket is None:
+            raise StoreUnavailable("the connection is closed")
+        return int(socket.fileno())
+
+    def ask(self, start: Start) -> None:
+        with self._failing():
+            send_script(self._connection, "start", *self._runs.words_of(start))
+
+    def answered(self) -> bool:
+        with self._failing():
+            return bool(self._connection.can_read())
+
+    def answer(self) -> Started:
+        with self._failing():
+            return started_of(self._connection.read_response())
+
+    def close(self) -> None:
+        self._connection.disconnect()
+        self._client.connection_pool.release(self._connection)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except CALL_ERRORS as exc:
+            raise StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}") from exc
+
+
+def started_of(reply: Sequence[bytes]) -> Started:
+    """Return what the script `start` answered."""
+    words, *checkpoint = reply
+    gate, starts, state = words.decode().split(" ")
+    return Started(Gate(gate), int(starts), state, (checkpoint[0] or None) if checkpoint else None)
 
 
 def _nominal(ticket: Ticket) -> Word:

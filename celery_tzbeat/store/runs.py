@@ -101,7 +101,8 @@ class Pulse(enum.Enum):
     LOST = "LOST"  # the run was taken away: it was settled, or redispatched
 
 
-EndState = Literal["done", "dead", "revoked", "expired", "retry", "abandoned"]
+#: `returned`: the start was won and no body began, so it is as if it had not been asked for; the broker delivers again.
+EndState = Literal["done", "dead", "revoked", "expired", "retry", "abandoned", "returned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,29 @@ class Ended(enum.Enum):
     DONE = "DONE"
     DECIDED = "DECIDED"  # this end, or another, was written before
     REFUSED = "REFUSED"  # another token runs the key, or a later delivery was started: this run's end no longer counts
+
+
+class Line(Protocol):
+    """Starts that are asked without waiting, and answered in the order in which they were asked. One thread.
+
+    StoreUnavailable and StoreUnreadable from any call mean that this line is of no use any more: close it. What it was asked
+    and did not answer may have happened; asked again by the same token it is answered as it would have been.
+    """
+
+    def fileno(self) -> int:
+        """Return what becomes readable when an answer comes, or the line breaks."""
+
+    def ask(self, start: Start) -> None:
+        """Ask to start a delivery."""
+
+    def answered(self) -> bool:
+        """Return whether the next answer is there. Does not wait."""
+
+    def answer(self) -> Started:
+        """Return the next answer; waits for it, within the bound of any call."""
+
+    def close(self) -> None:
+        """Give the connection up."""
 
 
 class Runs(Protocol):

@@ -13,6 +13,9 @@ from .ledger import MemoryLedger, Record
 #: The states that a done mark refuses; `dead` only up to its dispatch.
 _REFUSING = frozenset({"done", "dead", "expired", "revoked", "withdrawn", "missed", "coalesced", "skipped"})
 
+#: The ends after which the occurrence stays open.
+_GOES_ON = frozenset({"retry", "abandoned", "returned"})
+
 
 class MemoryRuns:
     """See `store.runs.Runs` for what each call means. All that share one store share one server."""
@@ -113,7 +116,7 @@ class MemoryRuns:
 
     def _end(self, end: End) -> Ended:
         ticket, record = end.ticket, self._record(end.ticket)
-        goes_on = end.state in ("retry", "abandoned")
+        goes_on = end.state in _GOES_ON
         if record is None:
             if goes_on or self._refused_by_mark(ticket, end.order):
                 return Ended.DECIDED
@@ -132,6 +135,13 @@ class MemoryRuns:
         return Ended.DONE
 
     def _go_on(self, end: End, record: Record) -> None:
+        if end.state == "returned":
+            record.starts -= 1
+            record.deliveries -= int(end.order.retries == 0)
+            record.state, record.token = "published", ""
+            record.deadline = self._store.late_after(None, end.ticket.policy)
+            self._note("returned", end.ticket, end.detail)
+            return
         record.ended, record.ran = end.token, end.order
         if end.state == "abandoned":
             self._store.free(record, end.ticket.epoch, end.detail)
@@ -185,7 +195,9 @@ def _retry_of(order: Order, ran: Order | None) -> bool:
 
 def _refused_end(end: End, record: Record) -> Ended | None:
     """Return what refuses an end over a record; None where it may be written."""
-    goes_on = end.state in ("retry", "abandoned")
+    if end.state == "returned":
+        return None if (record.state, record.token) == ("running", end.token) else Ended.DECIDED
+    goes_on = end.state in _GOES_ON
     later = record.order > end.order
     if not end.token:
         unstarted = end.state in ("expired", "revoked") and record.state == "abandoned"

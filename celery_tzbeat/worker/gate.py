@@ -6,7 +6,7 @@
 | --- | --- |
 | WON | it runs, with a heartbeat |
 | STALE, LIVE, SETTLED | acknowledged, it does not run: the ledger has the payload, the sweep is the takeover |
-| SUCCESSOR: its predecessor still runs | parked, asked again each 50 ms, requeued after 10 min |
+| SUCCESSOR: its predecessor still runs | parked, asked again each 10 to 50 ms, requeued after 10 min |
 | EXHAUSTED, SECOND_START, UNKNOWN | a dead letter, acknowledged |
 | Celery calls it expired or revoked | written so |
 | the store does not answer: `run` | it runs under its own token, which the first heartbeat that arrives registers |
@@ -14,7 +14,7 @@
 | the store hangs | 0.5 s once; until the heartbeat hears from it again nobody else asks |
 | a header of ours that cannot be read | logged and counted, it runs as any other message |
 | a bug in here | logged and counted, it runs as if the store were down |
-| connection lost, or shutdown, while parked | dropped unacknowledged: the broker delivers it again |
+| connection lost, or shutdown, while parked or asked for | dropped, a start given back: the broker delivers it again |
 | MAIN killed between the claim and the body | the lease lapses: abandoned |
 """
 
@@ -40,13 +40,15 @@ from celery_tzbeat.model import UTC
 from celery_tzbeat.store.runs import End, EndState, Gate, Order, Runs, Start, Started
 
 from . import outcome
+from .asking import Asking
 from .cancel import Board
 from .heartbeat import Heart, Held
 
 logger = logging.getLogger(__name__)
 
-#: A parked delivery asks again so often, and goes back to its queue after so long, in seconds.
-ASK_AGAIN, PARKED_AT_MOST = 0.05, 600.0
+#: A parked delivery asks again after so long, in seconds: soon at first, since the end of a run that has asked for its retry
+#: is under way; then as long again as it has waited, up to the second. After the third it goes back to its queue.
+ASK_SOON, ASK_AGAIN, PARKED_AT_MOST = 0.01, 0.05, 600.0
 
 #: The name under which a claimed message tells the body's process what was claimed, in the request's `properties`.
 CLAIM = "tzbeat"
@@ -64,6 +66,8 @@ class Delivery:
     token: str
     payload: Callable[[], bytes]  # the raw message (`Parcel.to_bytes`), put together when it is first asked for
     run: Held | None = None
+    asked: bool = False  # the ledger is, or was, asked without waiting: it comes again with what there is of an answer
+    answer: Started | None = None
     parked_at: float | None = None  # monotonic seconds
     taken: EndState | None = None  # somebody took the run away
     finished: bool = False  # its child stored a success before it was lost
@@ -92,6 +96,7 @@ class Entrance:
         counts: Counter[str],
         at_acceptance: bool,
         stop_body: Callable[[], BaseException],
+        asking: Asking | None = None,
     ) -> None:
         self.consumer = consumer
         self.at_acceptance = at_acceptance
@@ -100,6 +105,7 @@ class Entrance:
         self.board = board
         self.counts = counts
         self.clock = clock
+        self._asking = asking  # where Celery has an event loop to come back to
         self.parked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._runs = runs
         self._ledgers: dict[str, Runs] = {}
@@ -111,6 +117,35 @@ class Entrance:
             request.__dict__[CLAIM] = self._read(request)
         found: Delivery | None = request.__dict__[CLAIM]
         return found
+
+    def asks(self, request: Any, process: Callable[[Any], None]) -> bool:
+        """Ask without waiting, for a request that has its place in the pool; `process` it when the answer is there.
+
+        False where the gate is to ask when Celery does (`Request.revoked`), and wait: always right, and slower.
+        """
+        if self._asking is None or self.heart.down:
+            return False
+        if request.expires or request.stamped_headers or request.id in worker_state.revoked:
+            return False  # Celery has its own to say to these first
+        delivery = self.delivery_of(request)
+        if delivery is None or delivery.asked or delivery.ticket.namespace != self._namespace:
+            return False
+
+        def answered(started: Started | None) -> None:
+            delivery.answer = started
+            process(request)
+
+        try:
+            delivery.asked = self._asking.ask(self._start_of(request, delivery), answered)
+        except Exception:
+            self.counts["errors"] += 1
+            logger.exception("tzbeat: the gate cannot ask for %s without waiting", delivery.ticket.key)
+        return delivery.asked
+
+    def give_back(self, start: Start, started: Started | None) -> None:
+        """Take a start back whose request is dropped: its message is not acknowledged, and the broker delivers it again."""
+        if started is None or started.gate is Gate.WON:
+            self.heart.owe(None, End(start.ticket, start.order, start.token, "returned"))
 
     def admits(self, request: Any, delivery: Delivery) -> bool:
         """Ask whether a delivery may start now, and see to it where it may not."""
@@ -154,7 +189,9 @@ class Entrance:
         """Write that Celery itself dropped a delivery that did not start."""
         self._unpark(request, delivery)
         if delivery.run is None:
-            self.heart.owe(None, End(delivery.ticket, delivery.order, "", state))
+            may_have_started = delivery.asked and (delivery.answer is None or delivery.answer.gate is Gate.WON)
+            token = delivery.token if may_have_started else ""
+            self.heart.owe(None, End(delivery.ticket, delivery.order, token, state))
 
     def bury(self, request: Any, delivery: Delivery, reason: str, error: str, *, attempts: int = 0) -> None:
         """Write a dead letter for a delivery that did not start."""
@@ -240,29 +277,33 @@ class Entrance:
             return None
 
     def _ask(self, request: Any, delivery: Delivery) -> Started | None:
-        """Return the ledger's answer; None where it has none."""
-        if self.heart.down:
+        """Return the ledger's answer, waiting where it is not there yet; None where it has none."""
+        started, delivery.asked, delivery.answer = delivery.answer, False, None
+        if self.heart.down and started is None:
             return None
         ticket = delivery.ticket
         ledger = self._ledgers.get(ticket.namespace)
         if ledger is None:
             ledger = self._ledgers[ticket.namespace] = self._runs(ticket.namespace)
-        start = Start(
-            ticket,
-            delivery.order,
-            delivery.token,
-            request.hostname,
-            bool(request.task.acks_late),
-            b"" if delivery.kept else delivery.payload(),
-        )
+        start = self._start_of(request, delivery)
         try:
-            started = ledger.start(start)
+            started = started or ledger.start(start)
             return ledger.start(replace(start, payload=delivery.payload())) if started.gate is Gate.UNKEPT else started
         except (StoreUnavailable, StoreUnreadable) as exc:
             self.counts["store_failed"] += 1
             logger.warning("tzbeat: the store does not answer the gate: %s", exc)
             self.heart.store_failed()
             return None
+
+    def _start_of(self, request: Any, delivery: Delivery) -> Start:
+        return Start(
+            delivery.ticket,
+            delivery.order,
+            delivery.token,
+            request.hostname,
+            bool(request.task.acks_late),
+            b"" if delivery.kept else delivery.payload(),
+        )
 
     def _won(self, request: Any, delivery: Delivery, started: Started) -> None:
         self._unpark(request, delivery)
@@ -307,6 +348,7 @@ class Entrance:
             worker_state.task_ready(request)
             request.reject(requeue=True)
             return False
+        pause = min(ASK_AGAIN, max(ASK_SOON, now - delivery.parked_at))
         connection = consumer.connection
 
         def again() -> None:
@@ -315,9 +357,9 @@ class Entrance:
                 consumer.on_task_request(request)
 
         if self.at_acceptance and not getattr(consumer.pool, "is_green", False):
-            self.heart.later(ASK_AGAIN, again)  # a pool thread must not touch the loop's timer
+            self.heart.later(pause, again)  # a pool thread must not touch the loop's timer
         else:
-            consumer.timer.call_after(ASK_AGAIN, again)
+            consumer.timer.call_after(pause, again)
         return False
 
     def _unpark(self, request: Any, delivery: Delivery) -> None:

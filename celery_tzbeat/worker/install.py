@@ -44,6 +44,7 @@ from celery_tzbeat.store.redis_runs import RedisRuns
 from celery_tzbeat.store.runs import End, Order, Runs
 
 from . import outcome
+from .asking import Asking
 from .cancel import Board, Flags, Row
 from .gate import CLAIM, Entrance
 from .heartbeat import Heart, Held
@@ -102,6 +103,7 @@ class WorkerHalf(bootsteps.StartStopStep):
             vanished=self._vanished,
         )
         green = bool(getattr(pool, "is_green", False))
+        self.asking = self._asking(consumer)
         self.entrance = Entrance(
             consumer=consumer,
             runs=partial(open_runs, settings, timeout=GATE_TIMEOUT),
@@ -112,6 +114,7 @@ class WorkerHalf(bootsteps.StartStopStep):
             counts=self.counts,
             at_acceptance=green or _is_threads(pool),
             stop_body=_stop_greenlet if green else NotStarted,
+            asking=self.asking,
         )
         self._started = False
         self._consumer = consumer
@@ -123,6 +126,14 @@ class WorkerHalf(bootsteps.StartStopStep):
         if self.enabled and not self._started:
             self._started = True
             self.heart.start()
+
+    def stop(self, consumer: Any) -> None:
+        if self.enabled and self.asking is not None:
+            for start, started in self.asking.settle():
+                self.entrance.give_back(start, started)
+
+    def terminate(self, consumer: Any) -> None:
+        self.stop(consumer)
 
     def prepare(self) -> None:
         """Put the gate in front of every task's Request, and the policy's retry around its body."""
@@ -169,14 +180,19 @@ class WorkerHalf(bootsteps.StartStopStep):
     # ---- parts
 
     def _wrap(self, consumer: Any) -> None:
-        """Stand behind three of Celery's calls, on these objects only."""
+        """Stand behind four of Celery's calls, on these objects only."""
         update_strategies, on_decode_error = consumer.update_strategies, consumer.on_decode_error
         controller = consumer.controller
-        wait_for_soft_shutdown = controller.wait_for_soft_shutdown
+        process, wait_for_soft_shutdown = controller._process_task, controller.wait_for_soft_shutdown
 
         def update() -> Any:
             self.prepare()
             return update_strategies()
+
+        def ask_first(request: Any) -> None:
+            ours = isinstance(request, GatedRequest) and request.entrance is self.entrance
+            if not (ours and self.entrance.asks(request, process)):
+                process(request)
 
         def undecodable(message: Any, exc: Exception) -> Any:
             _guarded(self, self.bury, message, "undecodable", f"{type(exc).__name__}: {exc}")
@@ -188,7 +204,16 @@ class WorkerHalf(bootsteps.StartStopStep):
 
         consumer.update_strategies = update
         consumer.on_decode_error = undecodable
+        controller._process_task = ask_first
         controller.wait_for_soft_shutdown = wait
+
+    def _asking(self, consumer: Any) -> Asking | None:
+        """Return how to ask without waiting; None where Celery has no event loop, or gives its pool all it has."""
+        hub = getattr(consumer, "hub", None)
+        if hub is None or not consumer.pool.uses_semaphore:
+            return None
+        runs = open_runs(self.settings, self.settings.namespace, timeout=GATE_TIMEOUT)
+        return Asking(hub, runs.line, patience=GATE_TIMEOUT, silent=self.heart.store_failed, clock=self.clock)
 
     def _presence(self, worker: str, running: int) -> WorkerPresence:
         pool = type(self._consumer.pool).__module__.rpartition(".")[2]
@@ -239,7 +264,7 @@ def _is_threads(pool: Any) -> bool:
     return type(pool).__module__ == "celery.concurrency.thread"
 
 
-def open_runs(settings: Settings, namespace: str, *, timeout: float) -> Runs:
+def open_runs(settings: Settings, namespace: str, *, timeout: float) -> RedisRuns:
     """Return a ledger of a namespace on this worker's own store."""
     return RedisRuns(
         settings.url, namespace, timeout=timeout, retention=settings.retention, audit_max=settings.audit_max

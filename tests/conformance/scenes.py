@@ -115,10 +115,17 @@ class Scene:
         )
 
     def start(
-        self, token: str = "t", order: tuple[int, int] = (1, 0), second: int = 0, *, late: bool = True, **policy: Any
+        self,
+        token: str = "t",
+        order: tuple[int, int] = (1, 0),
+        second: int = 0,
+        *,
+        late: bool = True,
+        payload: bytes = b"message",
+        **policy: Any,
     ) -> Started:
         ticket = self.ticket(second, dispatch=order[0], **policy)
-        return self.runs.start(Start(ticket, Order(*order), token, "worker", late, b"message"))
+        return self.runs.start(Start(ticket, Order(*order), token, "worker", late, payload))
 
     def beat(self, token: str = "t", order: tuple[int, int] = (1, 0), *, late: bool = True, **policy: Any) -> Pulse:
         ticket = self.ticket(dispatch=order[0], **policy)

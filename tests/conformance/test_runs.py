@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from scenes import MOMENT, SECOND, SHORT, Scene
@@ -78,6 +79,42 @@ def test_line_12_starts_count_every_start_and_deliveries_those_that_no_retry_ask
     assert scene.start("c", (1, 1)).starts == 3
     run = scene.run()
     assert (run.starts, run.deliveries) == (3, 2)
+
+
+def test_line_12_asked_without_its_message_a_start_needs_the_ledger_s(scene: Scene) -> None:
+    scene.publish()
+    assert scene.start(payload=b"").gate is Gate.WON
+    assert scene.run().payload != b""
+    scene.end()
+    assert scene.start("u", second=5, payload=b"").gate is Gate.UNKEPT
+    assert len(scene.events) == 3  # nothing was written
+    assert scene.start("u", second=5).gate is Gate.WON
+
+
+@pytest.mark.parametrize("policy", [{}, {"delivery": "at_most_once"}])
+def test_line_12_a_start_whose_body_never_began_is_returned(scene: Scene, policy: dict[str, Any]) -> None:
+    scene.publish(**policy)
+    for token in ("a", "b", "c"):
+        assert scene.start(token, **policy).starts == 1
+        assert scene.end("returned", token, **policy) is Ended.DONE
+        assert scene.state == "published"
+    assert scene.end("returned", "c", **policy) is Ended.DECIDED
+    assert scene.start("d", **policy).gate is Gate.WON
+    assert scene.end("returned", "c", **policy) is Ended.DECIDED
+    assert (scene.run().starts, scene.run().deliveries, scene.state) == (1, 1, "running")
+    assert scene.end("done", "d", **policy) is Ended.DONE
+    assert scene.end("returned", "d", **policy) is Ended.DECIDED
+    assert scene.state == "done"
+
+
+def test_line_12_a_returned_start_of_a_retry_leaves_its_number(scene: Scene) -> None:
+    scene.publish()
+    scene.start("a", (1, 0))
+    scene.end("retry", "a", (1, 0))
+    scene.start("b", (1, 1))
+    scene.end("returned", "b", (1, 1))
+    assert scene.start("c", (1, 1)).starts == 2
+    assert scene.end("done", "c", (1, 1)) is Ended.DONE
 
 
 # ---- line 13

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from importlib import resources
@@ -17,7 +18,8 @@ from celery_tzbeat.errors import StoreUnavailable, StoreUnreadable
 from celery_tzbeat.model import Policy
 from celery_tzbeat.store.keys import CATALOGUE
 from celery_tzbeat.store.protocol import BATCH, Verdict
-from celery_tzbeat.store.runs import Beat, End, Ended, Gate, Order, Pulse, Start
+from celery_tzbeat.store.redis_runs import RedisLine
+from celery_tzbeat.store.runs import Beat, End, Ended, Gate, Order, Pulse, Start, Started
 from celery_tzbeat.testing.server import LocalServer
 
 PREFIX = "tzbeat:{test/0}:"
@@ -252,6 +254,85 @@ def test_the_server_clock_jumping_is_the_leaders_to_judge_and_a_heartbeat_restor
     assert scene.start("u").gate is Gate.LIVE
     assert scene.beat() is Pulse.ALIVE
     assert scene.store.survey().lapsed == ()
+
+
+# ---- a line
+
+
+def start_of(scene: Scene, second: int, token: str) -> Start:
+    return Start(scene.ticket(second), Order(1, 0), token, "worker", True, b"message")
+
+
+def read(line: RedisLine, count: int) -> list[Started]:
+    """Return answers, each when `fileno` says that there is one."""
+    found: list[Started] = []
+    while len(found) < count:
+        if not line.answered():
+            assert select.select([line.fileno()], [], [], 5)[0], "no answer came"
+        found.append(line.answer())
+    return found
+
+
+@pytest.fixture
+def line(scene: Scene) -> Iterator[RedisLine]:
+    scene.runs.attend(WorkerPresence("w", "n", "prefork", "0", 0))
+    for second in range(20):
+        scene.publish(-second)
+    scene.runs.start(start_of(scene, 0, "known"))  # so that the server has the script
+    made = scene.runs.line()
+    yield made
+    made.close()
+
+
+def test_starts_on_a_line_are_answered_in_the_order_in_which_they_were_asked(scene: Scene, line: RedisLine) -> None:
+    assert not line.answered()
+    for second in range(20):
+        line.ask(start_of(scene, -second, f"t{second}"))
+    answers = read(line, 20)
+    assert [started.gate for started in answers] == [Gate.LIVE] + [Gate.WON] * 19
+    assert not line.answered()
+    assert scene.runs.start(start_of(scene, -5, "t5")) == answers[5]
+
+
+def test_a_line_to_a_server_that_forgot_the_script_is_of_no_use(
+    scene: Scene, line: RedisLine, client: redis.Redis
+) -> None:
+    client.script_flush()
+    line.ask(start_of(scene, -1, "t"))
+    with pytest.raises(StoreUnavailable, match="NoScript"):
+        read(line, 1)
+    assert scene.runs.start(start_of(scene, -1, "t")).gate is Gate.WON
+    again = scene.runs.line()
+    again.ask(start_of(scene, -2, "t"))
+    assert read(again, 1)[0].gate is Gate.WON
+    again.close()
+
+
+def test_a_line_that_is_cut_says_so_and_what_was_asked_is_asked_again(
+    scene: Scene, line: RedisLine, client: redis.Redis
+) -> None:
+    line.ask(start_of(scene, -1, "t"))
+    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with pytest.raises(StoreUnavailable):
+        read(line, 2)  # the answer may have come before the end
+    started = scene.runs.start(start_of(scene, -1, "t"))
+    assert (started.gate, started.starts) == (Gate.WON, 1)
+
+
+def test_a_line_to_a_server_that_hangs_waits_within_the_bound(
+    server: LocalServer, open_scene: Callable[..., Scene]
+) -> None:
+    scene = open_scene(server.url, timeout=0.3)
+    scene.publish()
+    line = scene.runs.line()
+    server.freeze()
+    line.ask(start_of(scene, 0, "t"))
+    assert not line.answered()
+    with pytest.raises(StoreUnavailable):
+        line.answer()
+    line.close()
+    server.thaw()
+    assert scene.runs.start(start_of(scene, 0, "t")).starts == 1
 
 
 # ---- what it costs

@@ -75,7 +75,7 @@ def test_an_immediate_retry_is_never_parked_for_long_and_never_lost(project: Pro
     starts = gated.said("k", "start")
     assert [line["retries"] for line in starts] == list(range(101))
     waits = _waits(starts, gated.said("k", "retry"))
-    assert median(waits) - median(plain) < 0.1
+    assert median(waits) - median(plain) < 0.05
     assert max(waits) < 2.0  # a busy machine; a run lease is 60 s
 
 

@@ -72,10 +72,14 @@ def test_a_successor_is_parked_and_asks_again(bench: Bench) -> None:
     assert bench.consumer.qos.raised == 1
     assert bench.acks == []
     assert second in worker_state.reserved_requests
-    assert [seconds for seconds, _ in bench.consumer.later] == [0.05]
+    assert [seconds for seconds, _ in bench.consumer.later] == [0.01]
     bench.consumer.fire()
     assert bench.consumer.requested == [second]
+    bench.clock.advance(0.03)
     assert not bench.offer(second)  # not yet
+    bench.clock.advance(5)
+    assert not bench.offer(second)
+    assert [round(seconds, 3) for seconds, _ in bench.consumer.later] == [0.03, 0.05]
     assert bench.consumer.qos.raised == 1
 
 

@@ -6,16 +6,17 @@ Each test names what to do should it fail one day.
 from __future__ import annotations
 
 import inspect
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from billiard.exceptions import WorkerLostError
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
 from celery.app import amqp, trace
 from celery.app.task import Context
 from celery.concurrency import base as concurrency
-from celery.concurrency import solo, thread
+from celery.concurrency import prefork, solo, thread
 from celery.exceptions import TaskRevokedError
 from celery.utils.imports import symbol_by_name
 from celery.worker import consumer as worker_consumer
@@ -24,6 +25,7 @@ from celery.worker import state as worker_state
 from celery.worker import strategy, worker
 from celery.worker.consumer.tasks import Tasks
 from kombu import Queue
+from kombu.asynchronous import Hub
 from kombu.transport import redis as kombu_redis
 from worker_bench import NOON, Bench
 
@@ -191,6 +193,56 @@ def test_pools_without_processes_accept_where_the_body_starts() -> None:
     assert called == ["accepted", "accepted"]
     assert not thread.TaskPool.uses_semaphore
     assert not solo.TaskPool.uses_semaphore
+
+
+def test_a_place_in_the_pool_is_given_by_a_call_that_can_be_wrapped_and_taken_back_from_one_that_does_not_run() -> None:
+    # Else: the gate asks and waits (`Entrance.asks` is never called).
+    controller = object.__new__(worker.WorkController)
+    seen: list[Any] = []
+    controller.pool = None
+    controller._quick_acquire = lambda call, *args: call(*args)
+    controller._quick_release = lambda: seen.append("released")
+
+    class Refused:
+        def execute_using_pool(self, pool: Any) -> None:
+            raise TaskRevokedError("refused")
+
+    controller._process_task(Refused())
+    assert seen == ["released"]
+    controller._process_task = seen.append
+    controller._process_task_sem("request")
+    assert seen == ["released", "request"]
+    assert "hub" in inspect.signature(worker_consumer.Consumer.__init__).parameters
+    assert prefork.TaskPool.uses_semaphore
+
+
+def test_celery_s_event_loop_calls_back_for_sockets_and_later() -> None:
+    # Else: the gate asks and waits.
+    seen: list[str] = []
+    hub = Hub()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        hub.add_reader(ours.fileno(), lambda: seen.append(ours.recv(10).decode()))
+        hub.call_later(0.0, lambda: seen.append("later"))
+        hub.call_soon(lambda: seen.append("soon"))
+        theirs.sendall(b"read")
+        for _ in range(100):
+            if len(seen) == 3:
+                break
+            hub.run_once()
+        assert sorted(seen) == ["later", "read", "soon"]
+        hub.reset()
+        hub.remove_reader(ours.fileno())  # what a reset has forgotten may be removed again
+    hub.close()
+
+
+def test_steps_of_the_consumer_are_stopped_before_its_messages_go_back_in_every_shutdown_and_reconnection() -> None:
+    # Else: starts that are out when the loop ends are abandoned when their leases lapse.
+    blueprint = inspect.getsource(bootsteps.Blueprint)
+    assert "self.restart(" in blueprint
+    assert "'terminate' if terminate else 'stop'" in blueprint
+    assert "blueprint.restart(self)" in inspect.getsource(worker_consumer.Consumer.start)
+    assert "reversed(parent.steps) if reverse" in blueprint
 
 
 def test_a_soft_shutdown_begins_with_a_call_that_can_be_wrapped() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -19,6 +19,7 @@ from celery_tzbeat.store.runs import Beat, End, Ended, Pulse, Start, Started
 from celery_tzbeat.testing import MemoryRuns
 from celery_tzbeat.testing.clock import ManualClock
 from celery_tzbeat.testing.store import MemoryStore
+from celery_tzbeat.worker.asking import Asking
 from celery_tzbeat.worker.cancel import Board
 from celery_tzbeat.worker.gate import Entrance
 from celery_tzbeat.worker.heartbeat import Heart, Held
@@ -56,6 +57,75 @@ class Unreliable(MemoryRuns):
     def attend(self, presence: WorkerPresence) -> None:
         self._answer()
         super().attend(presence)
+
+
+class ScriptedLine:
+    """A line on which the ledger hears each question at once, and whose answers come when a test lets them."""
+
+    def __init__(self, runs: Unreliable) -> None:
+        self._runs = runs
+        self.answers: deque[Started] = deque()  # what the ledger has said
+        self.arrived = 0  # how many of them are there
+        self.broken = self.closed = False
+
+    def fileno(self) -> int:
+        return 99
+
+    def ask(self, start: Start) -> None:
+        self._check()
+        self.answers.append(self._runs.start(start))
+
+    def answered(self) -> bool:
+        if not self.arrived:
+            self._check()
+        return self.arrived > 0
+
+    def answer(self) -> Started:
+        self._check()
+        self.arrived = max(0, self.arrived - 1)
+        return self.answers.popleft()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _check(self) -> None:
+        if self.broken:
+            raise StoreUnavailable("the line broke")
+
+
+class ScriptedHub:
+    """What is needed of Celery's event loop; a test lets its sockets become readable and its timers fire."""
+
+    def __init__(self) -> None:
+        self.readers: dict[int, Callable[[], None]] = {}
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.soon: list[Callable[[], None]] = []
+
+    def add_reader(self, fileno: int, call: Callable[[], None]) -> None:
+        self.readers[fileno] = call
+
+    def remove_reader(self, fileno: int) -> None:
+        self.readers.pop(fileno, None)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.timers.append((seconds, call))
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def turn(self) -> None:
+        """Let the loop look at its sockets, and do what it was told to do soon."""
+        for call in [*self.readers.values()]:
+            call()
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
+
+    def fire(self) -> None:
+        """Let the timers' time come."""
+        due, self.timers = self.timers, []
+        for _, call in due:
+            call()
 
 
 class Qos:
@@ -101,7 +171,7 @@ class ScriptedConsumer:
 class Bench:
     """One worker's parts. `request` makes what Celery makes of a delivery; `offer` asks its gate, as the pool would."""
 
-    def __init__(self, *, at_acceptance: bool = False) -> None:
+    def __init__(self, *, at_acceptance: bool = False, hub: ScriptedHub | None = None) -> None:
         self.clock = ManualClock(NOON)
         self.store = MemoryStore(self.clock)
         self.store.take_office(1)
@@ -123,6 +193,9 @@ class Bench:
             vanished=self.vanished.append,
         )
         self.consumer = ScriptedConsumer()
+        self.lines: list[ScriptedLine] = []
+        self.processed: list[Any] = []  # what came again with its answer
+        self.asking = self._asking(hub) if hub is not None else None
         self.entrance = Entrance(
             consumer=self.consumer,
             runs=lambda namespace: self.runs,
@@ -133,6 +206,7 @@ class Bench:
             counts=self.counts,
             at_acceptance=at_acceptance,
             stop_body=NotStarted,
+            asking=self.asking,
         )
         self.app = Celery("bench", broker="memory://", backend="cache+memory://", set_as_current=False)
         self.acks: list[str] = []
@@ -175,6 +249,16 @@ class Bench:
         """Return whether the pool would run a request."""
         return not request.revoked()
 
+    def asks(self, request: Any) -> bool:
+        """Return whether a request is asked for without waiting; it comes to `processed`."""
+        return self.entrance.asks(request, self.processed.append)
+
+    def end_of_the_loop(self) -> None:
+        """Do what the bootstep does when Celery's event loop has ended."""
+        assert self.asking is not None
+        for start, started in self.asking.settle():
+            self.entrance.give_back(start, started)
+
     def running(self, ticket: Ticket | None = None, *, retries: int = 0) -> Any:
         """Return a request that runs."""
         request = self.request(ticket or self.ticket(), retries=retries)
@@ -196,6 +280,15 @@ class Bench:
 
     def letter(self, key: str = "k") -> DeadLetter:
         return DeadLetter.from_json(self.store.data.dead[key])
+
+    def _asking(self, hub: ScriptedHub) -> Asking:
+        def line() -> ScriptedLine:
+            if self.runs.down:
+                raise StoreUnavailable("away")
+            self.lines.append(ScriptedLine(self.runs))
+            return self.lines[-1]
+
+        return Asking(hub, line, patience=0.25, silent=self.heart.store_failed, clock=self.clock)
 
     def _touch(self) -> None:
         self.touched += 1

@@ -6,11 +6,15 @@
 -- Guard: token; where nobody runs: the order that was started last; where there is no record: the done mark. An end is
 -- accepted when the lease has lapsed, or the run was redispatched, and nobody has started since.
 local WORDS = 13
-local goes_on = { retry = true, abandoned = true }
+local goes_on = { retry = true, abandoned = true, returned = true }
 local unstarted = { expired = true, revoked = true }
 
 -- nil where the end may be written over this record, or the answer that refuses it.
 local function refused_end(item, known)
+    if item.state == 'returned' then
+        if known.state == 'running' and known.token == item.token then return nil end
+        return 'DECIDED'
+    end
     local later = compare(known.dispatch, known.retries, item.dispatch, item.retries) > 0
     if item.token == '' then
         if known.state == 'running' or later then return 'REFUSED' end
@@ -29,8 +33,17 @@ local function refused_end(item, known)
     return nil
 end
 
--- Lines 21 and 24: the occurrence stays open.
+-- Lines 21 and 24: the occurrence stays open. Returned: as it was before the start, which had no body.
 local function go_on(item, known, record)
+    if item.state == 'returned' then
+        redis.call('HINCRBY', record, 'starts', -1)
+        if tonumber(item.retries) == 0 then redis.call('HINCRBY', record, 'deliveries', -1) end
+        redis.call('HSET', record, 'state', 'published', 'token', '')
+        redis.call('ZREM', live, item.key)
+        redis.call('ZADD', open, text(late_after('', item.within)), item.key)
+        note('returned', item.entry, item.nominal, item.nominal, 1, item.detail)
+        return
+    end
     redis.call('HSET', record, 'ended', item.token, 'ran', item.dispatch .. ' ' .. item.retries)
     if item.state == 'abandoned' then
         free(record, item.key, item.entry, item.nominal, known.noted, item.within, item.detail)
