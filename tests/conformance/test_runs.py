@@ -92,7 +92,7 @@ def test_line_12_asked_without_its_message_a_start_needs_the_ledger_s(scene: Sce
 
 
 @pytest.mark.parametrize("policy", [{}, {"delivery": "at_most_once"}])
-def test_line_12_a_start_whose_body_never_began_is_returned(scene: Scene, policy: dict[str, Any]) -> None:
+def test_line_38_a_start_whose_body_never_began_is_returned(scene: Scene, policy: dict[str, Any]) -> None:
     scene.publish(**policy)
     for token in ("a", "b", "c"):
         assert scene.start(token, **policy).starts == 1
@@ -107,7 +107,7 @@ def test_line_12_a_start_whose_body_never_began_is_returned(scene: Scene, policy
     assert scene.state == "done"
 
 
-def test_line_12_a_returned_start_of_a_retry_leaves_its_number(scene: Scene) -> None:
+def test_line_38_a_returned_start_of_a_retry_leaves_its_number(scene: Scene) -> None:
     scene.publish()
     scene.start("a", (1, 0))
     scene.end("retry", "a", (1, 0))

@@ -1,4 +1,4 @@
--- Write how a batch of runs, or of deliveries that never started, ended (state table lines 13, 20 to 24, 36).
+-- Write how a batch of runs, or of deliveries that never started, ended (state table lines 13, 20 to 24, 36, 38).
 -- KEYS[5] dead   KEYS[6] wake (channel)   KEYS[7...] per end: occurrence record, open of the entry, done hash
 -- ARGV[3] number of ends; then for each: key, entry, nominal or empty, epoch, done field, start_within in ms, dispatch,
 --   retries, token (empty: it never started), state, detail, letter, eta in ms or empty
@@ -33,7 +33,7 @@ local function refused_end(item, known)
     return nil
 end
 
--- Lines 21 and 24: the occurrence stays open. Returned: as it was before the start, which had no body.
+-- Lines 21, 24 and 38: the occurrence stays open; returned (38): as it was before the start, which no body followed.
 local function go_on(item, known, record)
     if item.state == 'returned' then
         redis.call('HINCRBY', record, 'starts', -1)
