@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from celery import Celery
 
+from celery_tzbeat.api import TzBeat
 from celery_tzbeat.deliveries import DeadLetter, Ticket
 from celery_tzbeat.model import Occurrence, Policy
 from celery_tzbeat.store.keys import Bucket, Keys
@@ -170,6 +171,15 @@ class Gated:
         with closing(redis.Redis.from_url(self.url)) as client:
             found = client.hgetall(self.keys("dead"))
         return {letter.entry: letter for letter in map(DeadLetter.from_json, found.values())}
+
+    def tz(self, **conf: Any) -> TzBeat:
+        """Return what an operator has; `conf` is laid over the settings. A beat carries out what is asked."""
+        app = Celery("proj", broker=self.project.url, set_as_current=False)
+        app.conf.update(
+            tzbeat_namespace=NAMESPACE, tzbeat_url=self.url, tzbeat_lease=2, result_expires=None, beat_schedule={}
+        )
+        app.conf.update(conf)
+        return TzBeat(app, set_scheduler=False)
 
     def store(self) -> RedisStore:
         """Return a store as a leader has it; it is in office with epoch 1. To be closed."""
