@@ -115,6 +115,11 @@ class Gated:
         worker.wait_for_log("ready.", 60)
         return worker
 
+    def open_queue(self, *, workers: int) -> None:
+        """Have workers that were started on another queue (`-Q`) take from the default one, too: so many that run."""
+        ask = self.app.control.add_consumer
+        wait_until(lambda: len(ask("celery", reply=True, limit=workers)) == workers, 30, "the queue to be consumed")
+
     def ticket(self, entry: str, *, dispatch: int = 1, **policy: Any) -> Ticket:
         """Return the ticket of an entry's one occurrence."""
         bucket, key = Bucket.of(NOMINAL, timedelta(minutes=1)), Occurrence(entry, NOMINAL).key

@@ -146,6 +146,14 @@ def test_every_line_of_the_state_table_that_a_script_serves_is_named() -> None:
     assert served <= in_table
 
 
+def test_every_line_of_the_state_table_about_runs_has_a_test_that_names_it() -> None:
+    texts = [file.read_text("utf-8") for file in (ROOT / "tests" / "conformance").glob("test_*.py")]
+    named = {int(number) for text in texts for number in re.findall(r"^def test_line_(\d+)_", text, re.MULTILINE)}
+    assert {*range(12, 31), *range(32, 38)} <= named  # 31: what changes nothing
+    in_table = {int(row[0]) for row in page("docs/explanation/how-it-works.md").table("line")}
+    assert {line for line in in_table if line >= 12} <= named
+
+
 def test_the_table_of_signals_is_that_of_the_code() -> None:
     rows = page("docs/reference/signals.md").table("signal")
     listed = {code(name): set(re.findall(r"`(\w+)`", arguments)) for name, arguments, _ in rows}

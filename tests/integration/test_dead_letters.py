@@ -179,7 +179,7 @@ def test_each_way_to_die_is_one_letter_whose_replay_succeeds_when_the_cause_is_g
     )
     bodies |= {message.entry: message.body for message in messages}
     assert {*bodies, "build"} == reasons
-    undertaker.app.control.add_consumer("celery", reply=True)
+    undertaker.open_queue(workers=1)
 
     letters = undertaker.letters_of(reasons)
     assert {entry: letter.reason for entry, letter in letters.items()} == {reason: reason for reason in reasons}

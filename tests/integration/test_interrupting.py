@@ -119,7 +119,7 @@ def test_what_ends_a_run_in_this_pool(project: Project, column: Column) -> None:
     # `timeout` raises in the body by itself.
     bench.limited("sleeps", "raised", 2, timeout=0.5, kill_after=20)
     # `kill_after` kills a run: the hard limit.
-    bench.limited("sleeps", "limited", 3, True, timeout=0.5, kill_after=0.5)
+    bench.limited("sleeps", "limited", 2, True, timeout=0.5, kill_after=0.5)
     bench.wait_for_mark("seen", "x")
     bench.wait_for_mark("raised", "x" if column.raises else "d")
     bench.wait_for_mark("limited", "x" if column.kills else "d")

@@ -265,7 +265,8 @@ def test_a_checkpoint_of_10_mb_changes_nothing_of_the_result(project: Project) -
     worker = bench.start_worker()
     assert bench.app.send_task("proj.too_much", headers=idempotent("k")).get(timeout=PATIENCE) == "worked"
     assert [line["what"] for line in bench.said()] == ["kept False"]
-    worker.wait_for_log("is not kept: 262144 are the most", PATIENCE)
+    line = worker.wait_for_log("is not kept: 262144 are the most", PATIENCE)
+    assert "fault 'checkpoint_too_large', 1 so far" in line
 
 
 @pytest.mark.timeout(300)
@@ -278,7 +279,7 @@ def test_a_store_that_is_frozen_for_30_s_changes_nothing_of_the_result(
     running = bench.app.send_task("proj.walk", (450, 0.1), headers=idempotent("k"))
     before = len(bench.wait_for(20))
     ledger.freeze()
-    worker.wait_for_log("nothing can be kept now", PATIENCE)
+    assert "fault 'checkpoint_store', 1 so far" in worker.wait_for_log("nothing can be kept now", PATIENCE)
     bench.wait_for(before + 200)  # 20 s and more, less what the calls that fail take
     ledger.thaw()
     assert running.get(timeout=PATIENCE) == 450
@@ -294,5 +295,6 @@ def test_a_run_whose_token_is_lost_goes_on_and_its_checkpoints_are_not_kept(proj
     bench.wait_for(10)
     with closing(redis.Redis.from_url(bench.store)) as client:
         client.hset(bench.keys.occurrence("k"), mapping={"token": "another", "worker": "elsewhere"})
-    worker.wait_for_log("in the ledger this run is not this worker's", PATIENCE)
+    line = worker.wait_for_log("in the ledger this run is not this worker's", PATIENCE)
+    assert "fault 'lost_token', 1 so far" in line
     assert running.get(timeout=PATIENCE) == 200

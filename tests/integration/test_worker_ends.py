@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,69 @@ def test_a_soft_shutdown_tells_the_task_at_its_beginning(project: Project) -> No
     assert gated.wait_for("k", "stop", 10)[0]["why"] == "shutdown"
     first.wait(60)
     assert gated.record("k")["state"] in ("published", "abandoned")
+
+
+LOOPS = """
+def loop(self, items, seconds):
+    for item in current_run().each(range(items)):
+        say(self, "item", item=item)
+        time.sleep(seconds)
+
+
+early = app.task(bind=True, name="proj.early")(loop)
+late = app.task(bind=True, name="proj.late", acks_late=True)(loop)
+"""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """How a worker is stopped in the middle of a loop, and how many of its items that may repeat."""
+
+    signals: tuple[signal.Signals, ...]
+    soft: float = 0.0
+    items: int = 5
+    seconds: float = 1.0
+    repeats: int = 1
+
+
+STOPS = {
+    "soft": Stop((signal.SIGQUIT,), soft=2, items=80, seconds=0.05, repeats=0),
+    "soft and too short": Stop((signal.SIGQUIT,), soft=0.3),
+    "cold": Stop((signal.SIGQUIT,)),
+    "warm, then cold": Stop((signal.SIGTERM, signal.SIGQUIT)),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+def test_a_loop_in_a_worker_that_is_stopped_is_resumed_by_another_from_its_checkpoint(
+    project: Project, stop: Stop
+) -> None:
+    gated = Gated(project, body=LOOPS, worker_soft_shutdown_timeout=stop.soft)
+    project.start_beat()
+    other = project.start_worker("two", pool="prefork", concurrency=2, args=("-Q", "another"))
+    first = gated.start_worker("one")
+    other.wait_for_log("ready.", 60)
+    for name in ("early", "late"):
+        gated.send(name, name, stop.items, stop.seconds, on_abandoned="redispatch")
+    for name in ("early", "late"):
+        gated.wait_for(name, "item", count=2)
+    gated.open_queue(workers=2)
+    for number in stop.signals:
+        os.kill(first.pid, number)
+        first.wait_for_log({signal.SIGTERM: "Warm shutdown", signal.SIGQUIT: "Cold shutdown"}[number], 30)
+    first.wait(30)
+    for name in ("early", "late"):
+        gated.wait_for_mark(name, "d", 60)
+        lines = gated.said(name, "item")
+        assert {line["item"] for line in lines} == set(range(stop.items)), "none is left out"
+        assert len(lines) <= stop.items + stop.repeats
+        workers = [line["worker"].partition("@")[0] for line in lines]
+        assert workers == sorted(workers), "the second starts when the first is over"
+        assert set(workers) == {"one", "two"}
+        attempts = [line["attempt"] for line in lines]
+        assert attempts[0] == 1
+        assert attempts == sorted(attempts)
+    assert gated.letters() == {}
 
 
 @pytest.fixture
