@@ -6,10 +6,11 @@ closes them, asks once, and raises StoreUnavailable where it gets no answer with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import datetime, timedelta, tzinfo
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -34,9 +35,21 @@ from .health import Health, overall_health
 from .operations import Asked, DeadLetters, Desk
 from .preflight import Route, check, route
 from .standing import Standing, ledger_of, plain_standing
-from .timetable import Change, Crossing, Upcoming, crossing, upcoming
+from .timetable import Change, Crossing, Planned, Upcoming, crossing, planned, upcoming
 
-__all__ = ["Asked", "Change", "Crossing", "DeadLetters", "Finding", "Health", "Route", "Standing", "TzBeat", "Upcoming"]
+__all__ = [
+    "Asked",
+    "Change",
+    "Crossing",
+    "DeadLetters",
+    "Finding",
+    "Health",
+    "Planned",
+    "Route",
+    "Standing",
+    "TzBeat",
+    "Upcoming",
+]
 
 #: What `TzBeat` sets where the user set no scheduler.
 SCHEDULER = "celery_tzbeat:Scheduler"
@@ -85,9 +98,7 @@ class TzBeat:
         Without `ledger` the store is not asked: no cursor, nothing last. Raises EntryNotFound where none matches.
         """
         settings, reading = self._configuration()
-        names = sorted(name for name in reading.entries if name == pattern or fnmatchcase(name, pattern))
-        if not names and pattern != "*":
-            raise _not_found(pattern, reading.entries)
+        names = matching(pattern, reading.entries)
         found = [plain_standing(reading.entries[name], now=self._clock.now()) for name in names]
         if not ledger:
             return found
@@ -118,6 +129,34 @@ class TzBeat:
         """
         schedule, shown_in = self._schedule(text_or_name, zone)
         return upcoming(schedule, n=n, after=after or self._clock.now(), zone=shown_in)
+
+    def preview(
+        self,
+        pattern: str = "*",
+        *,
+        after: datetime | None = None,
+        until: datetime | None = None,
+        n: int | None = None,
+        zone: str | tzinfo | None = None,
+    ) -> Iterator[Planned]:
+        """Yield what the entries whose names match a glob have to come, in order: after < instant <= until, at most `n`.
+
+        `after` is now by default. `zone` is where walls are shown: the schedule's own by default, then the app's. It is what
+        the schedules say: the store is not asked, so what was decided or skipped is not looked at. Raises ValueError without
+        `until` and `n`, EntryNotFound where no name matches, InvalidConfiguration for entries that cannot be used.
+        """
+        if until is None and n is None:
+            raise ValueError("preview has no end: give until, or n")
+        entries = self._listed().entries
+        chosen = [entries[name] for name in matching(pattern, entries)]
+        found = planned(
+            chosen,
+            after=after or self._clock.now(),
+            until=until,
+            zone=read_zone(zone) if zone is not None else None,
+            default=read_zone(app_timezone(self.app)),
+        )
+        return islice(found, n)
 
     def across_change(
         self, text_or_name: str, *, n: int = 3, after: datetime | None = None, zone: str | tzinfo | None = None
@@ -221,6 +260,14 @@ class TzBeat:
             raise InvalidConfiguration([problem])
         return configuration(self.app)
 
+    def _listed(self) -> Reading:
+        """Return the entries, also where no store is named. Raises InvalidConfiguration with every problem of theirs."""
+        failed = import_modules(self.app)
+        reading = read_entries(self.app, Settings.examine(self.app)[0] or no_settings())
+        if failed or reading.problems:
+            raise InvalidConfiguration([failed, *reading.problems] if failed else [*reading.problems])
+        return reading
+
     def _desk(self) -> Desk:
         settings = self.settings()
         return Desk(lambda: closing(open_store(settings)), self._clock)
@@ -254,6 +301,14 @@ def _set_scheduler(sender: Celery, **_: Any) -> None:
     *given, _defaults = conf.maps
     if not any(str(key).lower() in names for source in given for key in source):
         conf.beat_scheduler = SCHEDULER
+
+
+def matching(pattern: str, entries: Mapping[str, Entry]) -> list[str]:
+    """Return the names that are, or match, a glob, sorted. Raises EntryNotFound where none does; "*" may match none."""
+    names = sorted(name for name in entries if name == pattern or fnmatchcase(name, pattern))
+    if not names and pattern != "*":
+        raise _not_found(pattern, entries)
+    return names
 
 
 def _not_found(name: str, entries: Mapping[str, Entry]) -> EntryNotFound:

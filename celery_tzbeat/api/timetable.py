@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from celery_tzbeat.errors import InvalidSchedule
-from celery_tzbeat.model import MICROSECOND, UTC, Schedule, iso
+from celery_tzbeat.model import MICROSECOND, UTC, Entry, Schedule, iso
 from celery_tzbeat.schedules import civil
 
 
@@ -33,6 +35,22 @@ class Upcoming:
             "zone": self.zone,
             "note": self.note,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One occurrence to come of one entry."""
+
+    entry: str
+    task: str
+    upcoming: Upcoming
+
+    @property
+    def instant(self) -> datetime:
+        return self.upcoming.instant
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"entry": self.entry, "task": self.task, **self.upcoming.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +112,25 @@ def upcoming(schedule: Schedule, *, n: int, after: datetime, zone: ZoneInfo) -> 
         found.append(_shown(schedule, instant, zone))
         instant = schedule.next_after(instant)
     return tuple(found)
+
+
+def planned(
+    entries: Iterable[Entry], *, after: datetime, until: datetime | None, zone: ZoneInfo | None, default: ZoneInfo
+) -> Iterator[Planned]:
+    """Yield the occurrences of all entries with after < instant <= until, in order; of one instant by the entry's name.
+
+    Walls are shown in `zone`; where that is None in the schedule's own, or else `default`. Endless without `until`.
+    """
+
+    def instants(entry: Entry) -> Iterator[tuple[datetime, str, Entry]]:
+        instant = entry.schedule.next_after(after)
+        while instant is not None and (until is None or instant <= until):
+            yield instant, entry.name, entry
+            instant = entry.schedule.next_after(instant)
+
+    for instant, name, entry in heapq.merge(*map(instants, entries)):
+        own = zone or (civil.zone(entry.schedule.zone) if entry.schedule.zone else default)
+        yield Planned(name, entry.task, _shown(entry.schedule, instant, own))
 
 
 def crossing(schedule: Schedule, *, n: int, after: datetime, zone: ZoneInfo) -> Crossing:

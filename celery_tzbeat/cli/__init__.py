@@ -15,7 +15,7 @@ from .checks import check, health
 from .dead import dead
 from .operate import leader
 from .runs import cancel, runs
-from .schedule import list_, next_, show
+from .schedule import list_, next_, preview, show
 
 
 @click.group(name="tzbeat", cls=DYMGroup)
@@ -33,5 +33,5 @@ def tzbeat(ctx: click.Context, **_preload: Any) -> None:
     """
 
 
-for _command in (check, list_, show, next_, runs, cancel, dead, leader, health):
+for _command in (check, list_, show, next_, preview, runs, cancel, dead, leader, health):
     tzbeat.add_command(_command)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import click
 
@@ -78,16 +79,20 @@ def next_(
 
 def _start(tz: TzBeat, text: str, schedule: str, zone: str | None) -> datetime:
     """Return just before the instant of ``--from``, which itself counts."""
-    from celery_tzbeat.api.timetable import read_instant
     from celery_tzbeat.model import MICROSECOND
 
-    shown_in = tz.zone_of(schedule, zone)
+    return _instant("--from", text, tz.zone_of(schedule, zone), earlier=MICROSECOND)
+
+
+def _instant(option: str, text: str, zone: ZoneInfo, *, earlier: timedelta) -> datetime:
+    from celery_tzbeat.api.timetable import read_instant
+
     try:
-        return read_instant(text, shown_in) - MICROSECOND
+        return read_instant(text, zone) - earlier
     except (ValueError, OverflowError) as exc:
         example = "2026-03-08T00:00 or 2026-03-08T05:00Z"
         raise WrongUsage(
-            f"--from {text!r} is not an ISO date and time of the years 1 to 9999 in UTC, such as {example}"
+            f"{option} {text!r} is not an ISO date and time of the years 1 to 9999 in UTC, such as {example}"
         ) from exc
 
 
@@ -105,6 +110,48 @@ def _change_row(crossing: Crossing, zone: str) -> Sequence[str]:
     assert crossing.change is not None
     where = "" if crossing.change.zone == zone else f"in {crossing.change.zone}: "
     return ("--- change of offset ---", iso(crossing.change.instant), f"{where}{crossing.change.text}")
+
+
+@click.command(name="preview")
+@click.argument("pattern", default="*", metavar="[NAME|GLOB]")
+@click.option("-n", "count", type=click.IntRange(1, 100_000), help="At most so many; 20 without --until.")
+@click.option("--tz", "zone", metavar="ZONE", help="Where all walls are shown; else each in its schedule's own zone.")
+@click.option("--from", "start", metavar="INSTANT", help="From this instant on (ISO; without an offset: in the zone).")
+@click.option("--until", "end", metavar="INSTANT", help="Up to this instant.")
+@json_option
+@click.pass_obj
+@answering
+def preview(
+    obj: Any, pattern: str, count: int | None, zone: str | None, start: str | None, end: str | None, as_json: bool
+) -> None:
+    """Show what all entries have to come, in order; of those whose names match a glob.
+
+    Shown is what the schedules say; the ledger is not asked. Instants without an offset are read in the zone of --tz, or
+    else the app's.
+
+    \b
+    Exit codes: 0 fine, 1 the configuration is wrong, 2 no entry has this name, an instant or a zone cannot be read.
+    """
+    from celery_tzbeat.model import MICROSECOND, iso
+    from celery_tzbeat.schedules import zone as read_zone
+    from celery_tzbeat.settings import app_timezone
+
+    tz = tz_of(obj)
+    read_in = read_zone(zone or app_timezone(tz.app))
+    after = _instant("--from", start, read_in, earlier=MICROSECOND) if start else None
+    until = _instant("--until", end, read_in, earlier=timedelta()) if end else None
+    found = list(tz.preview(pattern, after=after, until=until, n=count or (None if until else 20), zone=zone))
+    if as_json:
+        print_json({"occurrences": [each.to_dict() for each in found]})
+        return
+    if not found:
+        click.echo(f"{pattern}: no occurrence")
+        return
+    rows = [
+        (iso(each.instant), each.entry, _row(each.upcoming)[0], each.upcoming.zone, each.upcoming.note)
+        for each in found
+    ]
+    print_table(("UTC", "name", "wall", "zone", ""), rows)
 
 
 @click.command(name="list")

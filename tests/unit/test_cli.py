@@ -53,7 +53,18 @@ def answer(*args: str, app: Celery | None = None) -> Any:
 
 def test_the_group_has_the_name_that_celery_shows() -> None:
     assert tzbeat.name == "tzbeat"
-    assert set(tzbeat.commands) == {"cancel", "check", "dead", "health", "leader", "list", "next", "runs", "show"}
+    assert set(tzbeat.commands) == {
+        "cancel",
+        "check",
+        "dead",
+        "health",
+        "leader",
+        "list",
+        "next",
+        "preview",
+        "runs",
+        "show",
+    }
 
 
 def test_importing_the_commands_imports_nothing_heavy() -> None:
@@ -66,7 +77,7 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("cancel", "check", "health", "leader", "list", "next", "runs", "show"),
+        *("cancel", "check", "health", "leader", "list", "next", "preview", "runs", "show"),
         *("dead list", "dead show", "dead replay", "dead discard"),
     ],
 )
@@ -122,6 +133,48 @@ def test_from_counts_itself_and_is_read_in_the_zone_where_it_has_no_offset() -> 
 def test_from_may_be_a_time_that_a_gap_swallows() -> None:
     found = answer("next", f"0 3 * * * {NEW_YORK}", "-n", "1", "--from", "2026-03-08T02:30")
     assert found["occurrences"][0]["instant"] == "2026-03-08T07:00:00Z"
+
+
+def test_preview_shows_all_entries_in_order_each_in_its_own_zone() -> None:
+    found = run("preview", "--from", "2026-03-08T06:58Z", "--until", "2026-03-08T07:00Z")
+    assert found.exit_code == 0
+    rows = [re.split(r"  +", line) for line in found.output.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [
+        ["2026-03-08T06:58:00Z", "tick"],
+        ["2026-03-08T06:59:00Z", "tick"],
+        ["2026-03-08T07:00:00Z", "nightly"],
+        ["2026-03-08T07:00:00Z", "tick"],
+    ]
+    assert rows[2][2:] == ["Sun 2026-03-08 03:00:00 -04:00", NEW_YORK, "02:30 does not exist: at the end of the gap"]
+
+
+def test_preview_chooses_by_glob_counts_and_shows_one_zone() -> None:
+    found = answer("preview", "n*", "--from", "2026-07-01", "-n", "2", "--tz", "Europe/Berlin")["occurrences"]
+    assert [(each["entry"], each["task"], each["zone"]) for each in found] == [
+        ("nightly", "proj.add", "Europe/Berlin")
+    ] * 2
+    assert [each["wall"] for each in found] == ["2026-07-01T08:30:00", "2026-07-02T08:30:00"]
+    assert len(answer("preview")["occurrences"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("nigthly",), "nightly"),
+        (("--until", "tomorrow"), "--until 'tomorrow' is not an ISO date"),
+        (("--from", "2026-13-01"), "--from '2026-13-01' is not an ISO date"),
+        (("--tz", "Europe/Atlantis"), "Atlantis"),
+    ],
+)
+def test_preview_names_what_it_cannot_read(args: tuple[str, ...], words: str) -> None:
+    found = run("preview", *args)
+    assert found.exit_code == 2
+    assert words in found.output
+
+
+def test_preview_of_nothing_says_so() -> None:
+    found = run("preview", "nightly", "--from", "2026-07-01T06:31Z", "--until", "2026-07-01T07:00Z")
+    assert (found.exit_code, found.output) == (0, "nightly: no occurrence\n")
 
 
 def test_next_as_json() -> None:
