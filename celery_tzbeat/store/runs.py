@@ -101,8 +101,8 @@ class Pulse(enum.Enum):
     LOST = "LOST"  # the run was taken away: it was settled, or redispatched
 
 
-#: `returned`: the start was won and no body began, so it is as if it had not been asked for; the broker delivers again.
-EndState = Literal["done", "dead", "revoked", "expired", "retry", "abandoned", "returned"]
+#: `given_back`: the start was won and no body began, so it is as if it had not been asked for; the broker delivers again.
+EndState = Literal["done", "dead", "revoked", "expired", "retry", "abandoned", "given_back"]
 
 
 @dataclass(frozen=True, slots=True)

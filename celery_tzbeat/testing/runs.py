@@ -14,7 +14,7 @@ from .ledger import MemoryLedger, Record
 _REFUSING = frozenset({"done", "dead", "expired", "revoked", "withdrawn", "missed", "coalesced", "skipped"})
 
 #: The ends after which the occurrence stays open.
-_GOES_ON = frozenset({"retry", "abandoned", "returned"})
+_GOES_ON = frozenset({"retry", "abandoned", "given_back"})
 
 
 class MemoryRuns:
@@ -135,12 +135,12 @@ class MemoryRuns:
         return Ended.DONE
 
     def _go_on(self, end: End, record: Record) -> None:
-        if end.state == "returned":
+        if end.state == "given_back":
             record.starts -= 1
             record.deliveries -= int(end.order.retries == 0)
             record.state, record.token = "published", ""
             record.deadline = self._store.late_after(None, end.ticket.policy)
-            self._note("returned", end.ticket, end.detail)
+            self._note("given_back", end.ticket, end.detail)
             return
         record.ended, record.ran = end.token, end.order
         if end.state == "abandoned":
@@ -195,7 +195,7 @@ def _retry_of(order: Order, ran: Order | None) -> bool:
 
 def _refused_end(end: End, record: Record) -> Ended | None:
     """Return what refuses an end over a record; None where it may be written."""
-    if end.state == "returned":
+    if end.state == "given_back":
         return None if (record.state, record.token) == ("running", end.token) else Ended.DECIDED
     goes_on = end.state in _GOES_ON
     later = record.order > end.order

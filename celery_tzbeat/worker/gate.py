@@ -145,7 +145,7 @@ class Entrance:
     def give_back(self, start: Start, started: Started | None) -> None:
         """Take a start back whose request is dropped: its message is not acknowledged, and the broker delivers it again."""
         if started is None or started.gate is Gate.WON:
-            self.heart.owe(None, End(start.ticket, start.order, start.token, "returned"))
+            self.heart.owe(None, End(start.ticket, start.order, start.token, "given_back"))
 
     def admits(self, request: Any, delivery: Delivery) -> bool:
         """Ask whether a delivery may start now, and see to it where it may not."""

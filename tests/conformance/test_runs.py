@@ -96,14 +96,14 @@ def test_line_38_a_start_whose_body_never_began_is_returned(scene: Scene, policy
     scene.publish(**policy)
     for token in ("a", "b", "c"):
         assert scene.start(token, **policy).starts == 1
-        assert scene.end("returned", token, **policy) is Ended.DONE
+        assert scene.end("given_back", token, **policy) is Ended.DONE
         assert scene.state == "published"
-    assert scene.end("returned", "c", **policy) is Ended.DECIDED
+    assert scene.end("given_back", "c", **policy) is Ended.DECIDED
     assert scene.start("d", **policy).gate is Gate.WON
-    assert scene.end("returned", "c", **policy) is Ended.DECIDED
+    assert scene.end("given_back", "c", **policy) is Ended.DECIDED
     assert (scene.run().starts, scene.run().deliveries, scene.state) == (1, 1, "running")
     assert scene.end("done", "d", **policy) is Ended.DONE
-    assert scene.end("returned", "d", **policy) is Ended.DECIDED
+    assert scene.end("given_back", "d", **policy) is Ended.DECIDED
     assert scene.state == "done"
 
 
@@ -112,7 +112,7 @@ def test_line_38_a_returned_start_of_a_retry_leaves_its_number(scene: Scene) -> 
     scene.start("a", (1, 0))
     scene.end("retry", "a", (1, 0))
     scene.start("b", (1, 1))
-    scene.end("returned", "b", (1, 1))
+    scene.end("given_back", "b", (1, 1))
     assert scene.start("c", (1, 1)).starts == 2
     assert scene.end("done", "c", (1, 1)) is Ended.DONE
 

@@ -6,12 +6,12 @@
 -- Guard: token; where nobody runs: the order that was started last; where there is no record: the done mark. An end is
 -- accepted when the lease has lapsed, or the run was redispatched, and nobody has started since.
 local WORDS = 13
-local goes_on = { retry = true, abandoned = true, returned = true }
+local goes_on = { retry = true, abandoned = true, given_back = true }
 local unstarted = { expired = true, revoked = true }
 
 -- nil where the end may be written over this record, or the answer that refuses it.
 local function refused_end(item, known)
-    if item.state == 'returned' then
+    if item.state == 'given_back' then
         if known.state == 'running' and known.token == item.token then return nil end
         return 'DECIDED'
     end
@@ -33,15 +33,15 @@ local function refused_end(item, known)
     return nil
 end
 
--- Lines 21, 24 and 38: the occurrence stays open; returned (38): as it was before the start, which no body followed.
+-- Lines 21, 24 and 38: the occurrence stays open; given back (38): as it was before the start, which no body followed.
 local function go_on(item, known, record)
-    if item.state == 'returned' then
+    if item.state == 'given_back' then
         redis.call('HINCRBY', record, 'starts', -1)
         if tonumber(item.retries) == 0 then redis.call('HINCRBY', record, 'deliveries', -1) end
         redis.call('HSET', record, 'state', 'published', 'token', '')
         redis.call('ZREM', live, item.key)
         redis.call('ZADD', open, text(late_after('', item.within)), item.key)
-        note('returned', item.entry, item.nominal, item.nominal, 1, item.detail)
+        note('given_back', item.entry, item.nominal, item.nominal, 1, item.detail)
         return
     end
     redis.call('HSET', record, 'ended', item.token, 'ran', item.dispatch .. ' ' .. item.retries)
