@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from gated import Gated
 
-from celery_tzbeat.testing.processes import wait_until
 from celery_tzbeat.testing.server import LocalServer
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ def test_a_hook_that_raises_changes_nothing_of_the_result(project: Project) -> N
     bench = Bench(project, body=BODY)
     worker = bench.start("one")
     failed = bench.send("mistaken", "end")
-    with pytest.raises(ZeroDivisionError, match="its own"):
-        failed.get(timeout=30)
+    # Not raised: what it raises is in a circle with it, and would be collected when its server is gone.
+    assert repr(failed.get(timeout=30, propagate=False)) == "ZeroDivisionError('its own')"
     worker.wait_for_log(f"how {bench.ticket('end').key} ended could not be noted", 30)
     header = {**bench.ticket("gate").to_header(), "epoch": "first"}
     options = {"queue": "one", "headers": {"meta": {"tzbeat": header}}}
@@ -110,10 +109,9 @@ def test_a_hook_that_raises_changes_nothing_of_the_result(project: Project) -> N
 )
 def test_a_failure_whose_text_cannot_be_had_is_a_dead_letter_as_any_other(project: Project) -> None:
     bench = Bench(project, body=BODY)
-    bench.start("one")
-    failed = bench.send("speechless", "k")
-    wait_until(failed.ready, 30, "the task to fail")
-    assert failed.state == "FAILURE"
+    worker = bench.start("one")
+    bench.send("speechless", "k")
+    worker.wait_for_log("raised unexpected: Unspeakable()", 30)
     bench.wait_for_mark("k", "x", 5)
     assert bench.letters()["k"].reason == "exception"
 
