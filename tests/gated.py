@@ -37,8 +37,8 @@ tz = TzBeat(app)
 def say(task, what, **more):
     """Append one line: who, what, when."""
     run = current_run()
-    line = {{"what": what, "at": time.time(), "entry": run.entry, "attempt": run.attempt, "retries": task.request.retries,
-             "pid": os.getpid(), "worker": task.request.hostname, **more}}
+    line = {{"what": what, "at": time.time(), "mono": time.monotonic(), "entry": run.entry, "attempt": run.attempt,
+             "retries": task.request.retries, "pid": os.getpid(), "worker": task.request.hostname, **more}}
     file = os.open({said!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (json.dumps(line) + "\\n").encode())
     os.close(file)
@@ -59,19 +59,21 @@ def work(self, seconds=0.0):
     return "worked"
 
 
+def toil(task, seconds, first):
+    """Work for so long, whatever is said; the first attempt for `first` where that is given."""
+    say(task, "start")
+    time.sleep(seconds if first is None or current_run().attempt > 1 else first)
+    say(task, "end")
+
+
 @app.task(bind=True)
-def stubborn(self, seconds):
-    """Work for so long, whatever is said."""
-    say(self, "start")
-    time.sleep(seconds)
-    say(self, "end")
+def stubborn(self, seconds, first=None):
+    toil(self, seconds, first)
 
 
 @app.task(bind=True, acks_late=True)
-def late_work(self, seconds=0.0):
-    say(self, "start")
-    time.sleep(seconds)
-    say(self, "end")
+def late_work(self, seconds=0.0, first=None):
+    toil(self, seconds, first)
 
 
 @app.task(bind=True)
@@ -97,9 +99,10 @@ class Gated:
     def __init__(self, project: Project, *, store: str = "", body: str = "", **conf: Any) -> None:
         self.project = project
         self.url = store or project.url
+        self.namespace = str(conf.get("tzbeat_namespace", NAMESPACE))
         self._said = project.directory / "said.jsonl"
         conf = {
-            "tzbeat_namespace": NAMESPACE,
+            "tzbeat_namespace": self.namespace,
             "tzbeat_url": self.url,
             "result_backend": project.url,
             "broker_connection_retry_on_startup": True,
@@ -107,7 +110,7 @@ class Gated:
         }
         project.write(BODY.format(said=str(self._said)).replace("{{", "{").replace("}}", "}") + body, **conf)
         self.app = Celery("proj", broker=project.url, backend=conf["result_backend"], set_as_current=False)
-        self.keys = Keys(NAMESPACE)
+        self.keys = Keys(self.namespace)
 
     def start_worker(self, name: str = "", *, pool: str = "prefork", concurrency: int = 2, **options: Any) -> Process:
         """Start a worker and wait until it takes messages."""
@@ -123,7 +126,7 @@ class Gated:
     def ticket(self, entry: str, *, dispatch: int = 1, **policy: Any) -> Ticket:
         """Return the ticket of an entry's one occurrence."""
         bucket, key = Bucket.of(NOMINAL, timedelta(minutes=1)), Occurrence(entry, NOMINAL).key
-        return Ticket(NAMESPACE, key, entry, NOMINAL, 1, dispatch, bucket.number, bucket.field, Policy(**policy))
+        return Ticket(self.namespace, key, entry, NOMINAL, 1, dispatch, bucket.number, bucket.field, Policy(**policy))
 
     def send(
         self,
@@ -190,7 +193,7 @@ class Gated:
         """Return a store as a leader has it; it is in office with epoch 1. To be closed."""
         store = RedisStore(
             self.url,
-            NAMESPACE,
+            self.namespace,
             timeout=5,
             retention=timedelta(days=1),
             max_skew=timedelta(days=3650),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import libfaketime
+import pytest
 import redis
 
 from celery_tzbeat.model import AuditRecord, Presence, from_iso
@@ -107,9 +108,9 @@ def ledger(url: str, namespace: str = NAMESPACE) -> Iterator[RedisStore]:
         store.close()
 
 
-def audit(url: str, event: str = "", entry: str = "") -> list[AuditRecord]:
+def audit(url: str, event: str = "", entry: str = "", *, namespace: str = NAMESPACE) -> list[AuditRecord]:
     """Return the audit's records, oldest first: all, or those of one event or entry."""
-    with ledger(url) as store:
+    with ledger(url, namespace) as store:
         records = store.audit(count=100_000)
     return [r for r in records if event in ("", r.event) and entry in ("", r.entry)]
 
@@ -130,6 +131,12 @@ def presence(url: str, beat: Process) -> Presence | None:
 def terms(beat: Process) -> int:
     """Return how often a beat has taken office."""
     return beat.log.count("leads with epoch")
+
+
+def refusals(worker: Process, entry: str = "") -> list[str]:
+    """Return what a worker's gate has said of deliveries that it did not start: all, or those of one entry."""
+    said = (line.partition(" is not run: ") for line in worker.log.splitlines())
+    return [why for what, _, why in said if why and (not entry or f" of {entry}@" in what)]
 
 
 def assert_once_each(found: Sequence[datetime]) -> None:
@@ -157,3 +164,32 @@ def faked_clock(spec: str) -> dict[str, str]:
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "TZ": "UTC",
     }
+
+
+class Dial:
+    """The wall clock of running processes, to be turned from outside; their monotonic clock stays the real one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.turn(0)
+
+    def turn(self, seconds: float) -> None:
+        """Set the clock so far ahead of the real one, for every process with `env`."""
+        new = self._path.with_suffix(".new")
+        new.write_text(f"{seconds:+g}\n")
+        new.replace(self._path)
+
+    @property
+    def env(self) -> dict[str, str]:
+        found = faked_clock("")
+        del found["FAKETIME"]  # it would count before the file
+        return {**found, "FAKETIME_TIMESTAMP_FILE": str(self._path), "FAKETIME_NO_CACHE": "1"}
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Lay variables over this process's own while it starts another that takes none."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setenv(name, value)
+        yield

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,12 @@ import pytest
 from evidence import (
     NAMESPACE,
     PULSE,
+    Dial,
     assert_gapless,
     audit,
     connected,
     counts,
+    environment,
     faked_clock,
     lateness,
     ledger,
@@ -35,38 +35,9 @@ HOUR, DAY = 3600, 86_400
 CURSOR = "tzbeat:{proj/0}:cursor"
 
 
-class Dial:
-    """The wall clock of running processes, to be turned from outside; their monotonic clock stays the real one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.turn(0)
-
-    def turn(self, seconds: float) -> None:
-        """Set the clock so far ahead of the real one, for every process with `env`."""
-        new = self._path.with_suffix(".new")
-        new.write_text(f"{seconds:+g}\n")
-        new.replace(self._path)
-
-    @property
-    def env(self) -> dict[str, str]:
-        found = faked_clock("")
-        del found["FAKETIME"]  # it would count before the file
-        return {**found, "FAKETIME_TIMESTAMP_FILE": str(self._path), "FAKETIME_NO_CACHE": "1"}
-
-
 @pytest.fixture
 def dial(tmp_path: Path) -> Dial:
     return Dial(tmp_path / "clock")
-
-
-@contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Lay variables over this process's own while it starts another that takes none."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setenv(name, value)
-        yield
 
 
 def test_beside_a_beat_a_day_ahead_the_healthy_one_leads_and_nothing_is_early(project: Any) -> None:

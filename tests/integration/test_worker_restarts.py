@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from gated import GIVES_BACK, Gated
+from gated import Gated
 
-from celery_tzbeat.clock import SystemClock
 from celery_tzbeat.testing.processes import wait_until
 from celery_tzbeat.testing.server import LocalServer
 
@@ -47,35 +45,3 @@ def test_a_restart_of_the_store_starts_nothing_twice_and_abandons_nothing_that_l
     with closing(gated.store()) as store:
         events = {record.event for record in store.audit(count=10_000)}
     assert not events & {"abandoned", "overlap"}
-
-
-def test_workers_killed_at_random_lose_nothing_and_run_nothing_twice_at_a_time(project: Project) -> None:
-    gated = Gated(project, broker_transport_options=GIVES_BACK, tzbeat_retention=7200)
-    project.start_beat().wait_for_log("leads with epoch", 60)
-    dice, clock = random.Random(7), SystemClock()
-    workers = [gated.start_worker(f"w{n}") for n in range(2)]
-    keys = [f"k{n}" for n in range(60)]
-    for key in keys:
-        task = dice.choice(["late_work", "stubborn"])
-        gated.send(task, key, dice.uniform(0.5, 4), run_lease=2 * SECOND, max_deliveries=50, on_abandoned="redispatch")
-    killed: dict[str, float] = {}
-    for number in range(2, 5):
-        began = len(gated.said(what="start"))
-        wait_until(lambda began=began: len(gated.said(what="start")) >= began + 4, 60, "runs to begin")
-        victim = workers.pop(0)
-        victim.kill()
-        killed[victim.name] = clock.now().timestamp()
-        workers.append(gated.start_worker(f"w{number}"))
-    for key in keys:
-        gated.wait_for_mark(key, "d", 180)
-    for key in keys:
-        ran_until = 0.0
-        for line in gated.said(key):
-            if line["what"] == "start":
-                assert line["at"] >= ran_until, key
-                ran_until = killed.get(line["worker"].partition("@")[0], math.inf)
-            elif line["what"] == "end":
-                # Killed between its end and its done mark it may run again: promise row 5.
-                ran_until = line["at"]
-        marked_late = [line for line in gated.said(key, "end")[:-1] if line["worker"].partition("@")[0] not in killed]
-        assert marked_late == [], key
