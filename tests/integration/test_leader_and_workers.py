@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from evidence import audit, ledger
+from evidence import audit, connected, ledger, queued, refusals
+from gated import GIVES_BACK
 
 from celery_tzbeat.api import TzBeat
 from celery_tzbeat.deliveries import DeadLetter
@@ -46,15 +47,20 @@ app.conf.beat_schedule = {{"job": {{"task": "proj.work", "schedule": due, "args"
 """
 
 
+CONF = {"worker_prefetch_multiplier": 1}
+
+
 class Shop:
     """A project with one job that is due once, a beat, and a worker."""
 
-    def __init__(self, project: Any, *, seconds: float, late: bool = False, **policy: Any) -> None:
+    def __init__(
+        self, project: Any, *, seconds: float, late: bool = False, conf: Mapping[str, Any] | None = None, **policy: Any
+    ) -> None:
         self.project = project
         self.said: Path = project.directory / "said.jsonl"
         self.mended: Path = project.directory / "mended"
         names = {"said": str(self.said), "mended": str(self.mended)}
-        project.write(BODY.format(late=late, seconds=seconds, policy=policy, **names), worker_prefetch_multiplier=1)
+        project.write(BODY.format(late=late, seconds=seconds, policy=policy, **names), **CONF, **(conf or {}))
         self.worker = project.start_worker(pool="prefork")
         self.worker.wait_for_log("ready", SOON)
         with ledger(project.url) as store:
@@ -129,3 +135,47 @@ def test_a_run_is_stopped_by_a_cancel(project: Any) -> None:
     assert asked.outcome == "asked to stop"
     wait_until(lambda: shop.events("revoked"), SOON, "it has stopped")
     assert (shop.tz.runs(), shop.tz.dead.list()) == ([], [])
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early ack", "late ack"])
+def test_an_old_copy_never_wins_before_nor_after_the_replay_of_its_dead_letter(project: Any, late: bool) -> None:
+    conf = {"broker_transport_options": GIVES_BACK, "tzbeat_retention": 7200}
+    shop = Shop(project, seconds=2, late=late, conf=conf, run_lease=2, on_abandoned="dead_letter")
+    shop.mended.touch()
+    assert shop.worker.stop(SOON) == 0  # for the message to be seen in its queue
+    wait_until(lambda: queued(project.url), SOON, "the message")
+    with connected(project.url) as client:
+        (old,) = client.lrange("celery", 0, -1)
+    first = project.start_worker("first", pool="prefork")
+    wait_until(shop.starts, SOON, "the run begins")
+    with connected(project.url) as client:
+        wait_until(lambda: client.hlen("unacked") == late, SOON, "it to be acknowledged, or not")
+    first.kill()
+    letter = shop.letter()
+    assert letter.reason == "abandoned"
+
+    # Before: the broker itself gives back what was not acknowledged.
+    if not late:
+        with connected(project.url) as client:
+            client.lpush("celery", old)
+    second = project.start_worker("second", pool="prefork")
+    wait_until(lambda: refusals(second), SOON, "the gate to refuse the old copy")
+    assert refusals(second) == ["settled (dead)"]
+    assert second.stop(SOON) == 0
+
+    # After: the next one to be taken while the replay waits, and another behind it.
+    (asked,) = shop.tz.dead.replay(letter.key, wait=WAIT)
+    assert asked.is_done
+    wait_until(lambda: shop.tz.run(letter.key).state == "published", SOON, "the replay to be sent")
+    with connected(project.url) as client:
+        assert client.llen("celery") == 1
+        client.rpush("celery", old)
+        client.lpush("celery", old)
+    third = project.start_worker("third", pool="prefork", concurrency=2)
+    wait_until(lambda: len(refusals(third)) == 2 and shop.events("done"), SOON, "the replay to be done")
+    with connected(project.url) as client:
+        client.lpush("celery", old)
+    wait_until(lambda: len(refusals(third)) == 3, SOON, "the gate to refuse the old copy once more")
+    assert refusals(third) == ["stale (published)", "stale (running)", "settled (done)"]
+    assert [start["id"] == letter.task_id for start in shop.starts()] == [True, False]
+    assert shop.events("started", "dead", "replayed", "done") == ["started", "dead", "replayed", "started", "done"]
