@@ -166,26 +166,6 @@ def faked_clock(spec: str) -> dict[str, str]:
     }
 
 
-class Dial:
-    """The wall clock of running processes, to be turned from outside; their monotonic clock stays the real one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.turn(0)
-
-    def turn(self, seconds: float) -> None:
-        """Set the clock so far ahead of the real one, for every process with `env`."""
-        new = self._path.with_suffix(".new")
-        new.write_text(f"{seconds:+g}\n")
-        new.replace(self._path)
-
-    @property
-    def env(self) -> dict[str, str]:
-        found = faked_clock("")
-        del found["FAKETIME"]  # it would count before the file
-        return {**found, "FAKETIME_TIMESTAMP_FILE": str(self._path), "FAKETIME_NO_CACHE": "1"}
-
-
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
     """Lay variables over this process's own while it starts another that takes none."""

@@ -11,7 +11,6 @@ import pytest
 from evidence import (
     NAMESPACE,
     PULSE,
-    Dial,
     assert_gapless,
     audit,
     connected,
@@ -33,6 +32,26 @@ from celery_tzbeat.testing.processes import wait_until
 HOUR, DAY = 3600, 86_400
 
 CURSOR = "tzbeat:{proj/0}:cursor"
+
+
+class Dial:
+    """The wall clock of running processes, to be turned from outside; their monotonic clock stays the real one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.turn(0)
+
+    def turn(self, seconds: float) -> None:
+        """Set the clock so far ahead of the real one, for every process with `env`."""
+        new = self._path.with_suffix(".new")
+        new.write_text(f"{seconds:+g}\n")
+        new.replace(self._path)
+
+    @property
+    def env(self) -> dict[str, str]:
+        found = faked_clock("")
+        del found["FAKETIME"]  # it would count before the file
+        return {**found, "FAKETIME_TIMESTAMP_FILE": str(self._path), "FAKETIME_NO_CACHE": "1"}
 
 
 @pytest.fixture

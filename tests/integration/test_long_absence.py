@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from evidence import NAMESPACE, Dial, connected, environment, ledger, queued, refusals
+from evidence import NAMESPACE, connected, environment, faked_clock, ledger, queued, refusals
 from gated import Gated
 from hands import HandWorker
 
@@ -38,25 +37,23 @@ app.conf.beat_schedule = {{
 
 @pytest.mark.parametrize("retention", [7 * DAY, DAY], ids=["7 days", "the default of 24 h"])
 def test_after_three_days_what_is_unsettled_runs_and_what_is_done_runs_again_only_beyond_the_retention(
-    make_project: Callable[[str], Project], make_server: Callable[..., LocalServer], tmp_path: Path, retention: int
+    make_project: Callable[[str], Project], make_server: Callable[..., LocalServer], retention: int
 ) -> None:
-    dial = Dial(tmp_path / "clock")
-    with environment(**dial.env):
-        server = make_server(appendonly=True)
+    server = make_server(appendonly=True)
     project = make_project(server.url)
-    due = datetime.now(timezone.utc) + timedelta(seconds=8)
-    conf = {"tzbeat_namespace": NAMESPACE, "result_expires": None, "tzbeat_lease": 6}
+    due = datetime.now(timezone.utc) + timedelta(seconds=12)
+    conf = {"tzbeat_namespace": NAMESPACE, "result_expires": None}
     if retention != DAY:
         conf["tzbeat_retention"] = retention
     gated = Gated(project, body=BODY.format(due=due.isoformat()), **conf)
     hand = HandWorker(server.url)
     hand.attend()  # from then on beats track what they send
     hand.close()
-    project.start_beat(env=dial.env)
+    project.start_beat()
     wait_until(lambda: len(queued(server.url)) == 3 and queued(server.url, "later"), SOON, "all to be sent")
     with connected(server.url) as client:
         (copy,) = (text for text in client.lrange("celery", 0, -1) if b'"entry": "done"' in text)
-    gated.start_worker("before", concurrency=3, env=dial.env, args=["-Q", "celery"])
+    gated.start_worker("before", concurrency=3, args=["-Q", "celery"])
     gated.wait_for("done", "end")
     gated.wait_for("running", "start")
     gated.wait_for("early", "start")
@@ -70,13 +67,13 @@ def test_after_three_days_what_is_unsettled_runs_and_what_is_done_runs_again_onl
     project.kill_all()
     server.kill()
 
-    dial.turn(3 * DAY)
-    with environment(**dial.env):
+    later = faked_clock(f"+{3 * DAY}")
+    with environment(**later):
         server.start()
     with connected(server.url) as client:
         client.lpush("celery", copy)
-    project.start_beat(env=dial.env)
-    worker = gated.start_worker("after", env=dial.env, args=["-Q", "celery,later"])
+    project.start_beat(env=later)
+    worker = gated.start_worker("after", env=later, args=["-Q", "celery,later"])
     gated.wait_for("unstarted", "end", SOON)
     gated.wait_for("running", "end", SOON)
     if retention > 3 * DAY:
