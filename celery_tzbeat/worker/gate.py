@@ -243,7 +243,7 @@ class Entrance:
             text = outcome.letter(
                 delivery.ticket,
                 reason,
-                f"{type(exc).__name__}: {exc}",
+                outcome.text_of(exc) if exc is not None else "",
                 task=request.task.name,
                 at=self.clock.now(),
                 message=delivery.payload(),

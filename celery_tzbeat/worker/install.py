@@ -195,7 +195,7 @@ class WorkerHalf(bootsteps.StartStopStep):
                 process(request)
 
         def undecodable(message: Any, exc: Exception) -> Any:
-            _guarded(self, self.bury, message, "undecodable", f"{type(exc).__name__}: {exc}")
+            _guarded(self, self.bury, message, "undecodable", outcome.text_of(exc))
             return on_decode_error(message, exc)
 
         def wait() -> Any:
@@ -360,7 +360,7 @@ def _unknown(message: Any, name: str, **_: Any) -> None:
 def _refused(message: Any, exc: Exception | None, **_: Any) -> None:
     half = WorkerHalf.current
     if half is not None and half.enabled:
-        half.bury(message, "undecodable", f"{type(exc).__name__}: {exc}" if exc is not None else "no task is named")
+        half.bury(message, "undecodable", outcome.text_of(exc) if exc is not None else "no task is named")
 
 
 def _shutting_down(**_: Any) -> None:

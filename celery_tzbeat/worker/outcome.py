@@ -43,6 +43,14 @@ def unwrapped(exc: BaseException) -> BaseException:
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
 
 
+def text_of(exc: BaseException) -> str:
+    """Return an exception's class and text. A text that cannot be had is the task's fault, and no reason to lose its end."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception as why:
+        return f"{type(exc).__name__}: its text raises {type(why).__name__}"
+
+
 def of_exception(
     exc: BaseException, *, taken: EndState | None, asked: bool, shutting_down: bool, last: bool
 ) -> tuple[EndState, str]:

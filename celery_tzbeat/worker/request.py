@@ -61,6 +61,8 @@ class GatedRequest(CeleryRequest):
             exc = SystemExit("the body was ended")
         elif failed__retval__runtime[0]:
             exc = outcome.unwrapped(failed__retval__runtime[1].exception)
+        elif failed__retval__runtime[2] is None:  # a greenlet that was killed; what returned took its time
+            exc = SystemExit("the body was ended")
         try:
             return self.on_success(failed__retval__runtime, **kwargs)
         finally:
@@ -81,6 +83,8 @@ class GatedRequest(CeleryRequest):
                 self._end(TimeLimitExceeded(timeout))
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
+        if self.time_start:
+            self._take("revoked")  # said before: a greenlet is gone, and its callback was called, when this returns
         super().terminate(pool, signal)
         if self._already_revoked:
             self._take("revoked")

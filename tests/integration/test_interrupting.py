@@ -164,9 +164,6 @@ def test_what_ends_a_run_in_this_pool(project: Project, column: Column) -> None:
     assert bench.record("last")["state"] == "published"
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="its pool reports a killed body as (False, None, None), which is read as a success"
-)
 def test_a_greenlet_that_is_killed_is_revoked(project: Project) -> None:
     bench = Bench(project, body=BODY)
     project.start_beat()

@@ -17,6 +17,7 @@ from celery.worker.request import Request
 from worker_bench import Bench
 
 from celery_tzbeat.errors import Cancelled, Permanent
+from celery_tzbeat.worker import outcome
 from celery_tzbeat.worker.heartbeat import Held
 
 #: A cancelled request says that it is tried again, unless it is told not to: from Celery 5.7 on.
@@ -192,3 +193,22 @@ def test_a_hard_limit_that_gives_the_message_back_is_abandoned(bench: Bench) -> 
     bench.beat(1)
     assert bench.acks == (["requeue"] if gives_back else [])
     assert bench.state() == ("abandoned" if gives_back else "dead")
+
+
+def test_the_text_of_an_exception_that_has_none() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no")
+
+    assert outcome.text_of(ValueError("bad")) == "ValueError: bad"
+    assert outcome.text_of(Unspeakable()) == "Unspeakable: its text raises KeyError"
+
+
+def test_a_greenlet_that_was_killed_was_revoked_where_somebody_ended_it_and_is_abandoned_else(bench: Bench) -> None:
+    ended = bench.running(bench.ticket("ended"))
+    bench.entrance.delivery_of(ended).taken = "revoked"  # type: ignore[union-attr]
+    ended.on_success((False, None, None))
+    gone = bench.running(bench.ticket("gone"))
+    gone.on_success((False, None, None))
+    bench.beat(1)
+    assert (bench.state("ended"), bench.state("gone")) == ("revoked", "abandoned")

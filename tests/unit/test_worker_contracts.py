@@ -195,6 +195,18 @@ def test_pools_without_processes_accept_where_the_body_starts() -> None:
     assert not solo.TaskPool.uses_semaphore
 
 
+def test_a_greenlet_that_is_killed_reports_no_runtime() -> None:
+    # Else: what gevent's pool reports of a killed body is looked for in `GatedRequest._on_success`.
+    from celery.concurrency.gevent import TaskPool
+    from greenlet import GreenletExit
+
+    def ended() -> None:
+        raise GreenletExit
+
+    assert TaskPool._make_killable_target(ended)() == (False, None, None)
+    assert "T = monotonic() - time_start" in inspect.getsource(trace.build_tracer)
+
+
 def test_a_place_in_the_pool_is_given_by_a_call_that_can_be_wrapped_and_taken_back_from_one_that_does_not_run() -> None:
     # Else: the gate asks and waits (`Entrance.asks` is never called).
     controller = object.__new__(worker.WorkController)
