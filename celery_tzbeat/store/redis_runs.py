@@ -23,8 +23,7 @@ Failure table. What is asked by one script is there or is not; a row says what r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 
 import redis
@@ -139,8 +138,10 @@ class RedisLine:
     def __init__(self, runs: RedisRuns, client: redis.Redis) -> None:
         self._runs = runs
         self._client = client
-        with self._failing():
+        try:
             self._connection = taken(client)
+        except CALL_ERRORS as exc:
+            raise _broken(exc) from exc
 
     def fileno(self) -> int:
         socket = self._connection._sock
@@ -149,27 +150,30 @@ class RedisLine:
         return int(socket.fileno())
 
     def ask(self, start: Start) -> None:
-        with self._failing():
+        try:
             send_script(self._connection, "start", *self._runs.words_of(start))
+        except CALL_ERRORS as exc:
+            raise _broken(exc) from exc
 
     def answered(self) -> bool:
-        with self._failing():
+        try:
             return bool(self._connection.can_read())
+        except CALL_ERRORS as exc:
+            raise _broken(exc) from exc
 
     def answer(self) -> Started:
-        with self._failing():
+        try:
             return started_of(self._connection.read_response())
+        except CALL_ERRORS as exc:
+            raise _broken(exc) from exc
 
     def close(self) -> None:
         self._connection.disconnect()
         self._client.connection_pool.release(self._connection)
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except CALL_ERRORS as exc:
-            raise StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}") from exc
+
+def _broken(exc: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"the store does not serve: {type(exc).__name__}: {exc}")
 
 
 def started_of(reply: Sequence[bytes]) -> Started:

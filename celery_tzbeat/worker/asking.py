@@ -100,16 +100,18 @@ class Asking:
     # ---- in the loop
 
     def _readable(self) -> None:
-        """Take the answers that are there."""
+        """Take the answers that are there: one at least, or the line has broken."""
         line = self._line
         if line is None:
             return
         try:
-            while line.answered():
-                if not self._asked:
-                    raise StoreUnavailable("the store says something that it was not asked")
+            if not self._asked and line.answered():
+                raise StoreUnavailable("the store says something that it was not asked")
+            while self._asked:
                 self._due.append((self._asked[0], line.answer()))
                 self._asked.popleft()
+                if self._asked and not line.answered():
+                    break
         except (StoreUnavailable, StoreUnreadable) as exc:
             if self._asked:
                 logger.info("tzbeat: the gate's line to the store broke, and what was out is asked again: %s", exc)

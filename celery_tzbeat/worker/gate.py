@@ -281,6 +281,8 @@ class Entrance:
         started, delivery.asked, delivery.answer = delivery.answer, False, None
         if self.heart.down and started is None:
             return None
+        if started is not None and started.gate is not Gate.UNKEPT:
+            return started
         ticket = delivery.ticket
         ledger = self._ledgers.get(ticket.namespace)
         if ledger is None:

@@ -81,7 +81,8 @@ class ScriptedLine:
         return self.arrived > 0
 
     def answer(self) -> Started:
-        self._check()
+        if not self.arrived:
+            self._check()
         self.arrived = max(0, self.arrived - 1)
         return self.answers.popleft()
 
