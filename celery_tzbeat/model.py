@@ -268,6 +268,36 @@ class Unrun:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """An entry is not walked: since `at`, until `until` or, where that is None, until somebody unpauses it."""
+
+    at: datetime
+    until: datetime | None
+    by: str
+    note: str
+
+    def to_json(self) -> str:
+        until = iso(self.until) if self.until is not None else None
+        return json.dumps({"v": 1, "at": iso(self.at), "until": until, "by": self.by, "note": self.note})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Pause:
+        """Return the pause of `to_json`. Raises ValueError for any other text."""
+        form = json.loads(text)
+        try:
+            until = from_iso(form["until"]) if form["until"] is not None else None
+            return cls(from_iso(form["at"]), until, str(form["by"]), str(form["note"]))
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"not a pause: {type(exc).__name__}: {exc}") from exc
+
+    @property
+    def words(self) -> str:
+        """Who paused it, until when, and why, for the audit and for people."""
+        until = f" until {iso(self.until)}" if self.until is not None else ""
+        return f"{self.by}{until}: {self.note}" if self.note else f"{self.by}{until}"
+
+
+@dataclass(frozen=True, slots=True)
 class AuditRecord:
     """One appended fact. A row of occurrences that did not run is one record: first, last, count (to 1,000)."""
 

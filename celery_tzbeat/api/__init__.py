@@ -16,13 +16,14 @@ from zoneinfo import ZoneInfo
 
 from celery import Celery
 
+from celery_tzbeat.beat.pauses import CATCH_UP
 from celery_tzbeat.beat.scheduler import configuration, open_store
 from celery_tzbeat.clock import Clock, SystemClock, Waker
 from celery_tzbeat.entries import Reading, read_entries
 from celery_tzbeat.errors import EntryNotFound, InvalidConfiguration, InvalidSchedule, OccurrenceNotFound
 from celery_tzbeat.leases.protocol import Leader
 from celery_tzbeat.leases.redis import RedisLeases
-from celery_tzbeat.model import Entry, Presence, Schedule
+from celery_tzbeat.model import Entry, Pause, Presence, Schedule, iso
 from celery_tzbeat.policy import nearest
 from celery_tzbeat.schedules import from_celery
 from celery_tzbeat.schedules import zone as read_zone
@@ -116,6 +117,41 @@ class TzBeat:
             return found
         with closing(open_store(settings)) as store:
             return ledger_of([found], store, in_full=True)[0]
+
+    # ---- pauses
+
+    def paused(self) -> Mapping[str, Pause]:
+        """Return the paused entries by name, those that this code does not list included."""
+        with closing(open_store(self.settings())) as store:
+            return store.paused()
+
+    def pause(
+        self, name: str, *, note: str = "", until: datetime | None = None, wait: timedelta | None = None
+    ) -> tuple[Asked, ...]:
+        """Ask the leader to send nothing of an entry until it is unpaused, or until `until` (aware).
+
+        What is open of it already is not touched: it runs. Paused again, the later note and end count. Accepted while no beat
+        is alive, and carried out by the next leader within an hour; with `wait`, look so long for its answer. Raises
+        EntryNotFound, and ValueError for an `until` that is naive or past.
+        """
+        if until is not None and until.tzinfo is None:
+            raise ValueError(f"until is {until!r}: give it a zone, such as tzinfo=timezone.utc")
+        if until is not None and until <= self._clock.now():
+            raise ValueError(f"until is {iso(until)}, which is past; leave it out to pause until somebody unpauses")
+        detail = iso(until) if until is not None else ""
+        return self._desk().ask("pause", [self.get(name).name], why=note, wait=wait, detail=detail)
+
+    def unpause(
+        self, name: str, *, catch_up: bool = False, why: str = "", wait: timedelta | None = None
+    ) -> tuple[Asked, ...]:
+        """Ask the leader to let an entry go on from now: what was not sent meanwhile is one record, skipped.
+
+        With `catch_up` it is judged by the entry's policy instead, as after an outage (misfire_grace, catchup,
+        catchup_window). Else as `pause`. Raises EntryNotFound where the entry is neither listed nor paused.
+        """
+        if name not in self.paused():
+            name = self.get(name).name  # the leader says that it is not paused
+        return self._desk().ask("unpause", [name], why=why, wait=wait, detail=CATCH_UP if catch_up else "")
 
     # ---- time
 

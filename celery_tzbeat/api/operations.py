@@ -1,4 +1,4 @@
-"""What operators ask of whoever leads (cancel, replay, discard), and what they look at: runs and dead letters.
+"""What operators ask of whoever leads (cancel, pause, replay …), and what they look at: runs and dead letters.
 
 What is asked is kept in the store: it is accepted while no beat is alive, carried out by the next leader, once, and answered
 with words. After `EXPIRES` it is answered `expired` instead.
@@ -47,7 +47,7 @@ class Asked:
 
 
 #: How the answer to a request begins that was carried out; any other says why it was not.
-CARRIED_OUT = ("withdrawn", "asked to stop", "replayed", "discarded")
+CARRIED_OUT = ("withdrawn", "asked to stop", "replayed", "discarded", "paused", "unpaused")
 
 
 class Desk:
@@ -57,11 +57,13 @@ class Desk:
         self.open_store = open_store
         self._clock = clock
 
-    def ask(self, kind: RequestKind, keys: Iterable[str], *, why: str, wait: timedelta | None) -> tuple[Asked, ...]:
+    def ask(
+        self, kind: RequestKind, keys: Iterable[str], *, why: str, wait: timedelta | None, detail: str = ""
+    ) -> tuple[Asked, ...]:
         """Ask for something about each key; with `wait`, look so long for the answers. Raises StoreUnavailable."""
         with self.open_store() as store:
             expires, by = store.time() + EXPIRES, caller()
-            asked = [Asked(kind, key, store.ask(Request(kind, key, by, why, expires))) for key in keys]
+            asked = [Asked(kind, key, store.ask(Request(kind, key, by, why, expires, detail=detail))) for key in keys]
             return tuple(self._answers(store, asked, wait) if wait is not None else asked)
 
     def _answers(self, store: Store, asked: Sequence[Asked], wait: timedelta) -> list[Asked]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from celery_tzbeat.model import AuditRecord, Cursor, Entry, Policy, from_micros, iso
+from celery_tzbeat.model import AuditRecord, Cursor, Entry, Pause, Policy, from_micros, iso
 from celery_tzbeat.store.protocol import Store
 
 #: The newest audit records of the namespace that are looked through, and those of one entry that are shown.
@@ -39,6 +39,7 @@ class Standing:
     over: bool = False  # nothing is due any more, though something was
     cursor: Cursor | None = None
     last: Last | None = None
+    pause: Pause | None = None
     dead_letters: tuple[Mapping[str, Any], ...] = ()
     audit: tuple[AuditRecord, ...] = ()
     unreadable: int = 0  # dead letters of the namespace that cannot be read, whose entry is not known therefore
@@ -58,6 +59,7 @@ class Standing:
             "next_due": iso(self.next_due) if self.next_due else None,
             "over": self.over,
             "last": last_dict(self.last),
+            "paused": pause_dict(self.pause),
         }
 
     def in_full(self) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def plain_standing(entry: Entry, *, now: datetime) -> Standing:
 
 def ledger_of(standings: Sequence[Standing], store: Store, *, in_full: bool = False) -> list[Standing]:
     """Return the standings with what the ledger says; `in_full` with dead letters and audit records."""
-    cursors, last = store.cursors(), store.last()
+    cursors, last, paused = store.cursors(), store.last(), store.paused()
     letters, unreadable = _readable(store.dead_letters() if in_full else {})
     audit = store.audit(count=AUDIT_READ) if in_full else []
     found = []
@@ -99,6 +101,7 @@ def ledger_of(standings: Sequence[Standing], store: Store, *, in_full: bool = Fa
                 next_due=upcoming,
                 cursor=cursor,
                 last=Last(*last[name]) if name in last else None,
+                pause=paused.get(name),
                 dead_letters=tuple(_letters_of(name, letters)),
                 unreadable=unreadable,
                 audit=tuple(record for record in audit if record.entry == name)[-AUDIT_SHOWN:],
@@ -116,6 +119,13 @@ def last_dict(last: Last | None) -> dict[str, Any] | None:
     if last is None:
         return None
     return {"nominal": iso(last.nominal), "state": last.state, "at": iso(last.at)}
+
+
+def pause_dict(pause: Pause | None) -> dict[str, Any] | None:
+    if pause is None:
+        return None
+    until = iso(pause.until) if pause.until is not None else None
+    return {"since": iso(pause.at), "until": until, "by": pause.by, "note": pause.note}
 
 
 def policy_dict(policy: Policy) -> dict[str, Any]:

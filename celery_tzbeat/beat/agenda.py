@@ -8,12 +8,12 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun
-from celery_tzbeat.schedules.plan import COUNTED, cursor_at, judge, start_of
+from celery_tzbeat.schedules.plan import COUNTED, cursor_at, judge, skipped_until, start_of
 from celery_tzbeat.store.keys import Bucket
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class Course:
     late_until: datetime | None = None  # up to here: misfired, run nevertheless
     put_offs: int = 0
     build_failures: int = 0
+    place: int = 0  # the number of its place in the heap: any other there is an old one
 
     @property
     def bucket(self) -> Bucket:
@@ -58,18 +59,22 @@ class Agenda:
     """The courses of all entries.
 
     `open` fills it at the start of a term; `look` moves what is due to `ready`; the term takes from `ready`, and says
-    `done`, `put_off` or `wait` of each, and `recorded` of each row.
+    `done`, `put_off` or `wait` of each, and `recorded` of each row. A paused entry's course stands still.
     """
 
     entries: Mapping[str, Entry]
     tzdata: str
     ready: deque[Course] = field(default_factory=deque)
+    _paused: set[str] = field(default_factory=set)
     _courses: dict[str, Course] = field(default_factory=dict)
     _heap: list[tuple[datetime, int, Course]] = field(default_factory=list)
     _order: int = 0
 
-    def open(self, cursors: Mapping[str, Cursor], *, now: datetime, retention: timedelta) -> dict[str, Cursor]:
+    def open(
+        self, cursors: Mapping[str, Cursor], *, now: datetime, retention: timedelta, paused: Collection[str] = ()
+    ) -> dict[str, Cursor]:
         """Begin a term: every entry goes on from its cursor. Return the cursors that have to be written first."""
+        self._paused = set(paused)
         self.ready.clear()
         self._heap.clear()
         self._courses.clear()
@@ -92,6 +97,7 @@ class Agenda:
         steps = 0
         while self.behind(now) and steps < LOOK_STEPS:
             course = heapq.heappop(self._heap)[2]
+            course.place = 0
             steps += 1
             if course.next is not None and (course.judged_until is None or course.next > course.judged_until):
                 try:
@@ -112,7 +118,8 @@ class Agenda:
 
     def behind(self, now: datetime) -> bool:
         """Return whether something is due by `now` that was not looked at."""
-        return bool(self._heap) and self._heap[0][0] <= now
+        first = self._first
+        return first is not None and first <= now
 
     def recorded(self, row: Unrun) -> None:
         """A row stands in the ledger, and its cursor with it."""
@@ -148,12 +155,44 @@ class Agenda:
     def next_due(self) -> datetime | None:
         """When something is due next; in the past where something is due and not yet sent."""
         nexts = [course.next for course in self.ready if course.next is not None]
-        if self._heap:
-            nexts.append(self._heap[0][0])
+        if (first := self._first) is not None:
+            nexts.append(first)
         return min(nexts, default=None)
+
+    def pause(self, name: str) -> None:
+        """Let an entry's course stand still. What of it was built goes its way."""
+        self._paused.add(name)
+        if (course := self._courses.get(name)) is not None:
+            course.place = 0
+            self.ready = deque(each for each in self.ready if each is not course)
+
+    def skipped(self, name: str, now: datetime) -> Unrun | None:
+        """Return the row of what a paused entry has not sent by now; None where that is nothing."""
+        course = self._courses.get(name)
+        if course is None:
+            return None
+        return skipped_until(course.entry, course.after, now=now, tzdata=self.tzdata, reason="paused")
+
+    def resume(self, name: str, after: datetime | None) -> None:
+        """Let an entry's course go on: from `after`, or else from where it stands, by the rules for what misfired."""
+        self._paused.discard(name)
+        if (course := self._courses.get(name)) is not None:
+            course.after = course.after if after is None else max(course.after, after)
+            course.judged_until = course.late_until = None
+            course.put_offs = course.build_failures = 0
+            self._follow(course)
+
+    @property
+    def _first(self) -> datetime | None:
+        """When the first course in the heap is due; old places before it are dropped."""
+        while self._heap and self._heap[0][1] != self._heap[0][2].place:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
 
     def _follow(self, course: Course) -> None:
         course.next = self._next(course)
+        if course.entry.name in self._paused:
+            return
         if course.next is not None and course.judged_until is not None and course.next <= course.judged_until:
             self.ready.append(course)
         else:
@@ -179,5 +218,8 @@ class Agenda:
             self._push_at(course.next, course)
 
     def _push_at(self, at: datetime, course: Course) -> None:
+        if course.entry.name in self._paused:
+            return
         self._order += 1
+        course.place = self._order
         heapq.heappush(self._heap, (at, self._order, course))

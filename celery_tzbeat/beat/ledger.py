@@ -17,7 +17,10 @@ class Replaced(Exception):
 
 
 class Ledger:
-    """Asks, and heeds what a script refuses. `positions` are the cursors that this term knows."""
+    """Asks, and heeds what a script refuses.
+
+    `positions` are the cursors that this term knows; `written_back` writes what else it knows, once they stand again.
+    """
 
     def __init__(
         self,
@@ -27,12 +30,14 @@ class Ledger:
         positions: Callable[[], Mapping[str, Cursor]],
         progress: Callable[[], None],
         trusted: Callable[[], bool],
+        written_back: Callable[[], None],
     ) -> None:
         self.epoch = epoch
         self.store = store
         self._positions = positions
         self._progress = progress
         self._trusted = trusted
+        self._written_back = written_back
 
     def ask(self, call: Callable[[], Sequence[Answer]]) -> Sequence[Answer]:
         """Make a call of a batch; write the cursors back first where the store was wiped. Raises Replaced."""
@@ -75,4 +80,5 @@ class Ledger:
         )
         if self.store.restore(self._positions(), epoch=self.epoch) is Verdict.STALE:
             raise Replaced
+        self._written_back()
         self._progress()

@@ -13,7 +13,7 @@ from datetime import datetime
 from celery_tzbeat.deliveries import DeadLetter, Ticket
 from celery_tzbeat.envelopes import Parcel
 from celery_tzbeat.errors import StoreUnavailable
-from celery_tzbeat.model import Occurrence
+from celery_tzbeat.model import Occurrence, from_iso
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import Claimed, Request, Verdict
 
@@ -22,6 +22,7 @@ from .claims import Claims
 from .dispatch import BuildFailed
 from .ledger import Ledger
 from .paths import Path
+from .pauses import Pauses
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,13 @@ class Refused(Exception):
 class Requests:
     """Carries out requests in one term of office."""
 
-    def __init__(self, *, ledger: Ledger, agenda: Agenda, path: Path, claims: Claims) -> None:
+    def __init__(self, *, ledger: Ledger, agenda: Agenda, path: Path, claims: Claims, pauses: Pauses) -> None:
         self._ledger = ledger
         self._store = ledger.store
         self._agenda = agenda
         self._path = path
         self._claims = claims
+        self._pauses = pauses
 
     def carry_out(self, request: Request, now: datetime) -> None:
         """Do what is asked, or answer why not. `now` is the store's clock. Raises StoreUnavailable and Replaced."""
@@ -46,7 +48,7 @@ class Requests:
         try:
             if request.expires <= now:
                 raise Refused("expired")
-            self._do(request)
+            self._do(request, now)
         except Refused as refusal:
             words = str(refusal)
             self._ledger.ask_one(lambda: self._store.answer(request, words, epoch=self._ledger.epoch))
@@ -60,7 +62,7 @@ class Requests:
             extra={"action": "request", "kind": request.kind, "key": request.key, "by": request.by},
         )
 
-    def _do(self, request: Request) -> None:
+    def _do(self, request: Request, now: datetime) -> None:
         epoch = self._ledger.epoch
         match request.kind:
             case "cancel":
@@ -73,6 +75,20 @@ class Requests:
                     raise Refused("there is no dead letter of this key")
             case "replay":
                 self._replay(request)
+            case "pause":
+                self._pause(request, now)
+            case "unpause":
+                if not self._pauses.unpause(request):
+                    raise Refused("it is not paused")
+            case _:
+                raise Refused(f"the leader's release cannot do that: {request.kind!r}")
+
+    def _pause(self, request: Request, now: datetime) -> None:
+        if request.key not in self._agenda.entries:
+            raise Refused("the leader has no entry of this name")
+        if request.detail and from_iso(request.detail) <= now:
+            raise Refused("its end has passed")
+        self._pauses.pause(request, now)
 
     def _replay(self, request: Request) -> None:
         text = self._store.dead_letter(request.key)

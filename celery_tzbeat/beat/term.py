@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 
 from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.deliveries import DeadLetter
 from celery_tzbeat.errors import BrokerUnavailable
-from celery_tzbeat.model import Cursor, Entry, Occurrence, Unrun, iso
+from celery_tzbeat.model import Cursor, Entry, Occurrence, Pause, Unrun, iso
 from celery_tzbeat.store.protocol import BATCH, Burial, Office, Store, Tracking, Verdict
 
 from .agenda import BUILD_ATTEMPTS, Agenda, Course
@@ -36,6 +36,7 @@ from .events import Events
 from .ledger import Ledger, Replaced
 from .overlap import Overlap
 from .paths import Outgoing, Path
+from .pauses import Pauses
 from .publisher import Publisher
 from .requests import Requests
 from .sweep import Sweep
@@ -94,7 +95,14 @@ class Term:
         self._rows: deque[Unrun] = deque()
         self._in_flight: list[tuple[Course, Outgoing]] = []
         self._tracks = tracks
-        self._ledger = Ledger(epoch=epoch, store=store, positions=self.positions, progress=progress, trusted=trusted)
+        self._ledger = Ledger(
+            epoch=epoch,
+            store=store,
+            positions=self.positions,
+            progress=progress,
+            trusted=trusted,
+            written_back=lambda: self._pauses.write_back(),
+        )
         self._claims = Claims(
             epoch=epoch,
             store=store,
@@ -108,11 +116,12 @@ class Term:
         self._overlap = Overlap(
             ledger=self._ledger, agenda=agenda, path=path, claims=self._claims, clock=clock, events=events
         )
+        self._pauses = Pauses(ledger=self._ledger, agenda=agenda, clock=clock, told=events.unrun)
         self._sweep = Sweep(
             ledger=self._ledger,
             claims=self._claims,
             overlap=self._overlap,
-            requests=Requests(ledger=self._ledger, agenda=agenda, path=path, claims=self._claims),
+            requests=Requests(ledger=self._ledger, agenda=agenda, path=path, claims=self._claims, pauses=self._pauses),
             clock=clock,
             progress=progress,
             events=events,
@@ -123,8 +132,8 @@ class Term:
         self._unlisted = Unlisted(self._ledger, clock, retention)
         self._looking_at: datetime | None = None  # the `now` of a look that is not through yet
 
-    def begin(self, office: Office) -> None:
-        """Go on from what the ledger says was decided."""
+    def begin(self, office: Office, lost: Mapping[str, Pause] | None = None) -> None:
+        """Go on from what the ledger says was decided. `lost` are the pauses that a wiped store has lost."""
         now = self._clock.now()
         if timedelta() < office.time - now <= CLOCKS_AGREE:
             now = office.time
@@ -141,7 +150,8 @@ class Term:
                 extra={"action": "cursor_repaired", "entry": name},
             )
         cursors = {**office.cursors, **self._repairs}
-        self._places = self._agenda.open(cursors, now=now, retention=self._retention)
+        self._pauses.begin(office.paused, lost or {})
+        self._places = self._agenda.open(cursors, now=now, retention=self._retention, paused=self.paused)
         self._unlisted.begin({name: cursor for name, cursor in cursors.items() if name not in self._agenda.entries})
         for name in office.unreadable:
             logger.error(
@@ -183,6 +193,7 @@ class Term:
         if not self._send_claims(began):
             return 0.0
         self._unlisted.count()
+        self._pauses.settle()
         through = False
         while not through:
             through = self._look()
@@ -195,9 +206,13 @@ class Term:
                     return 0.0
             if not through and self._clock.reading().advance_since(began) >= PUBLISHING:
                 return 0.0
-        due = self._agenda.next_due
+        due = min((each for each in (self._agenda.next_due, self._pauses.next_end) if each is not None), default=None)
         wait = (due - self._clock.now()).total_seconds() if due is not None else float("inf")
         return max(0.0, min(wait, self._claims.next_try, self._sweep.wait))
+
+    @property
+    def paused(self) -> Mapping[str, Pause]:
+        return self._pauses.paused
 
     def positions(self) -> dict[str, Cursor]:
         """Return the cursors as this term knows them."""

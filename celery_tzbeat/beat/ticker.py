@@ -7,7 +7,7 @@ long nothing will be due. Whoever calls it waits, and calls again: `scheduler.Sc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -15,7 +15,7 @@ from typing import Literal
 from celery_tzbeat.clock import Clock, Reading
 from celery_tzbeat.errors import BrokerUnavailable, StoreDamaged, StoreUnavailable, StoreUnreadable
 from celery_tzbeat.leases.elector import Elector
-from celery_tzbeat.model import Presence
+from celery_tzbeat.model import Pause, Presence
 from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Store, Verdict, needs_newer
 
 from .agenda import Agenda
@@ -246,7 +246,9 @@ class Ticker:
         self._elector.permit(self._hindrance)
 
     def _take_office(self, epoch: int, path: Path) -> None:
+        lost: Mapping[str, Pause] = {}
         if self._term is not None and self._store.restore(self._term.positions(), epoch=epoch) is Verdict.DONE:
+            lost = self._term.paused
             logger.error(
                 "the store of this namespace has lost its data: going on from where this beat was when it led last",
                 extra={"action": "store_wiped", "epoch": epoch},
@@ -277,7 +279,7 @@ class Ticker:
             tracks=lambda: self._tracks,
             events=self._events,
         )
-        term.begin(office)
+        term.begin(office, lost)
         self._term = term
         self._store_is_fresh = False
         self._looked_at = None

@@ -14,6 +14,7 @@ from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from .checks import check, health
 from .dead import dead
 from .operate import leader
+from .pauses import pause, unpause
 from .runs import cancel, runs
 from .schedule import list_, next_, preview, show
 
@@ -33,5 +34,5 @@ def tzbeat(ctx: click.Context, **_preload: Any) -> None:
     """
 
 
-for _command in (check, list_, show, next_, preview, runs, cancel, dead, leader, health):
+for _command in (check, list_, show, next_, preview, pause, unpause, runs, cancel, dead, leader, health):
     tzbeat.add_command(_command)

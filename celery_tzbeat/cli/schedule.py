@@ -199,7 +199,7 @@ def _standing_row(standing: Standing) -> Sequence[str]:
         _local(due, standing) if due else "-",
         iso(due) if due else ("over" if standing.over else "never"),
         iso(last.nominal) if last else "-",
-        last.state if last else "-",
+        f"paused by {standing.pause.words}" if standing.pause else last.state if last else "-",
     )
 
 
@@ -245,6 +245,8 @@ def show(obj: Any, name: str, as_json: bool) -> None:
 
 
 def _print_entry(standing: Standing, upcoming: Sequence[Upcoming]) -> None:
+    from celery_tzbeat.model import iso
+
     full = standing.in_full()
     cursor, last, policy = full["cursor"], full["last"], full["policy"]
     print_pairs(
@@ -260,6 +262,7 @@ def _print_entry(standing: Standing, upcoming: Sequence[Upcoming]) -> None:
             *((f"policy {key}", value_text(value)) for key, value in policy.items()),
             ("cursor", f"{cursor['nominal']} {cursor['mark']}".strip() if cursor else "-"),
             ("last", f"{last['nominal']} {last['state']}, settled {last['at']}" if last else "-"),
+            ("paused", f"since {iso(standing.pause.at)} by {standing.pause.words}" if standing.pause else "no"),
         ]
     )
     click.echo("\nnext")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from celery_tzbeat.model import Cursor, Entry, Unrun
+from celery_tzbeat.model import MICROSECOND, Cursor, Entry, Unrun
 
 #: A row is counted exactly up to here.
 COUNTED = 1000
@@ -109,6 +109,16 @@ def judge(entry: Entry, after: datetime, *, now: datetime, tzdata: str) -> Judge
         row("coalesced", first, last, "catchup=latest")
         after = last
     return Judgement(after, now, late_until=newest, rows=tuple(rows))
+
+
+def skipped_until(entry: Entry, after: datetime, *, now: datetime, tzdata: str, reason: str) -> Unrun | None:
+    """Return the row of all occurrences u with after < u <= now, as skipped; None where there are none. Bounded work."""
+    first = entry.schedule.next_after(after)
+    if first is None or first > now:
+        return None
+    last = _last_before(entry, now + MICROSECOND, not_before=first)
+    count = entry.schedule.count_between(first, last, COUNTED - 1) + 1
+    return Unrun("skipped", entry.name, first, last, count, reason, cursor_at(entry, last, tzdata=tzdata))
 
 
 def _last_before(entry: Entry, instant: datetime, *, not_before: datetime) -> datetime:

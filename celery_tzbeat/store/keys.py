@@ -67,6 +67,7 @@ CATALOGUE: tuple[KeyKind, ...] = (
         "worker halves by when they were last seen; they go after retention",
     ),
     KeyKind("worker:<id>", "string", "60 s", "a worker half's presence"),
+    KeyKind("paused", "hash", "permanent", "entry -> since when it is paused, until when, by whom, why"),
     KeyKind("requests", "stream", "permanent", "what operators ask of the leader, at most 10,000"),
     KeyKind("outcome:<id>", "string", "a day", "what became of a request"),
     KeyKind("audit", "stream", "permanent", "audit records, at most tzbeat_audit_max"),

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from celery_tzbeat.deliveries import DEFAULT_POLICY, WorkerPresence
-from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Policy, Presence, Unrun
+from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Pause, Policy, Presence, Unrun
 
 from .keys import Bucket
 
@@ -165,12 +165,15 @@ class Run:
     progress: tuple[int, int | None] | None = None
 
 
-RequestKind = Literal["cancel", "replay", "discard"]
+RequestKind = Literal["cancel", "replay", "discard", "pause", "unpause"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an operator asks of whoever leads. `id` is the store's, empty until it is put."""
+    """What an operator asks of whoever leads. `id` is the store's, empty until it is put.
+
+    `key` is an occurrence's, of pause and unpause an entry's name.
+    """
 
     kind: RequestKind
     key: str
@@ -178,6 +181,7 @@ class Request:
     why: str
     expires: datetime
     id: str = ""
+    detail: str = ""  # of pause: until when (ISO); of unpause: ``catch_up``
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ class Office:
     fresh: bool  # the store was empty
     cursors: Mapping[str, Cursor]
     unreadable: tuple[str, ...]  # entries whose cursor could not be read
+    paused: Mapping[str, Pause]  # as `Store.paused` returns them
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +330,20 @@ class Store(Protocol):
 
         The answer's detail and the request's outcome say which: ``withdrawn`` or ``asked to stop``.
         """
+
+    # ---- paused entries
+
+    def paused(self) -> Mapping[str, Pause]:
+        """Return the paused entries. One whose pause cannot be read is paused, with words that say so."""
+
+    def pause(self, entry: str, pause: Pause, request: Request | None, *, epoch: int) -> Answer:
+        """Keep that an entry is not walked (line 31), or change its pause; the request goes in the same script.
+
+        DECIDED where the request was carried out before. Without a request: a wiped store is written back.
+        """
+
+    def unpause(self, entry: str, request: Request | None, *, epoch: int) -> Answer:
+        """Forget that an entry is paused. DECIDED where it is not. Without a request: its `until` has come."""
 
     # ---- requests of operators, which the leader carries out
 

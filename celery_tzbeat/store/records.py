@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 from celery_tzbeat.deliveries import DeadLetter, policy_from_dict, policy_to_dict
-from celery_tzbeat.model import Occurrence, Policy, from_micros, micros
+from celery_tzbeat.model import EPOCH, Occurrence, Pause, Policy, from_micros, micros
 
 from .calls import Word, millis, text_of
 from .keys import Bucket
@@ -107,6 +107,7 @@ def request_of(id_: bytes, fields: Mapping[bytes, bytes]) -> Request:
         why=text["why"],
         expires=from_micros(int(text["expires"])),
         id=id_.decode(),
+        detail=text.get("detail", ""),  # an older release says none
     )
 
 
@@ -116,3 +117,15 @@ def entry_of(letter: str | None) -> str:
         return DeadLetter.from_json(letter or "").entry
     except ValueError:
         return ""
+
+
+def pauses_of(items: Iterable[tuple[bytes, bytes]]) -> dict[str, Pause]:
+    """Return the pauses by entry. One that cannot be read stands: whoever wrote it wanted nothing to be sent."""
+    found = {}
+    for entry, text in items:
+        try:
+            pause = Pause.from_json(text)
+        except (ValueError, RecursionError):
+            pause = Pause(EPOCH, None, "?", "this pause cannot be read: pause or unpause the entry")
+        found[entry.decode(errors="replace")] = pause
+    return found

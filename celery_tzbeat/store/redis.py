@@ -25,7 +25,7 @@ from .protocol import (
     View,
     needs_newer,
 )
-from .records import tracking_words
+from .records import pauses_of, tracking_words
 from .redis_open import OpenOccurrences
 
 #: Cursors written by one script when a whole set of them is written.
@@ -66,18 +66,24 @@ class RedisStore(OpenOccurrences):
 
     def take_office(self, epoch: int, holder: str = "", *, oldest_schema: int = SCHEMA_WRITTEN) -> Office | None:
         needs = min(SCHEMA_NEEDS, oldest_schema)
-        reply = self._lead("take_office", epoch, args=(SCHEMA_WRITTEN, SCHEMA_WRITTEN, needs, holder))
+        reply = self._lead(
+            "take_office",
+            epoch,
+            keys=(self.keys("paused"),),
+            args=(SCHEMA_WRITTEN, SCHEMA_WRITTEN, needs, holder),
+        )
         verdict = reply[0].decode()
         if verdict == "STALE":
             return None
         if verdict == "NEEDS":
             raise StoreUnreadable(needs_newer(int(reply[1])))
-        cursors, unreadable = _read_cursors(zip(reply[3::2], reply[4::2], strict=True))
+        cursors, unreadable = _read_cursors(zip(reply[3][::2], reply[3][1::2], strict=True))
         return Office(
             time=from_micros(int(reply[1])),
             fresh=reply[2] == b"1",
             cursors=cursors,
             unreadable=unreadable,
+            paused=pauses_of(zip(reply[4][::2], reply[4][1::2], strict=True)),
         )
 
     def restore(self, cursors: Mapping[str, Cursor], *, epoch: int) -> Verdict:
@@ -97,7 +103,7 @@ class RedisStore(OpenOccurrences):
         return self._in_parts("repair", cursors, epoch)
 
     def forget(self, entries: Sequence[str], *, epoch: int) -> Verdict:
-        return Verdict(self._lead("forget", epoch, args=(len(entries), *entries)).decode())
+        return Verdict(self._lead("forget", epoch, keys=(self.keys("paused"),), args=(len(entries), *entries)).decode())
 
     def dispatch(self, batch: Sequence[Dispatch], *, epoch: int) -> list[Answer]:
         keys: list[Word] = []

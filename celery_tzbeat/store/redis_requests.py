@@ -7,12 +7,12 @@ from contextlib import suppress
 from datetime import timedelta
 
 from celery_tzbeat.errors import StoreUnreadable
-from celery_tzbeat.model import Policy, micros
+from celery_tzbeat.model import Pause, Policy, micros
 
 from .calls import millis, text_of
 from .keys import Bucket
 from .protocol import Answer, Claimed, Request, Verdict
-from .records import entry_of, policy_text
+from .records import entry_of, pauses_of, policy_text
 from .redis_lead import LeadersCalls, answer_of, named
 
 #: How long what became of a request is kept.
@@ -94,6 +94,27 @@ class Requests(LeadersCalls):
         )
         return answer_of(reply)
 
+    def paused(self) -> Mapping[str, Pause]:
+        found = self._ask(lambda c: c.hgetall(self.keys("paused")), [self.keys("paused")])
+        return pauses_of(found.items())
+
+    def pause(self, entry: str, pause: Pause, request: Request | None, *, epoch: int) -> Answer:
+        return self._of_pause("pause", request, (entry, pause.to_json(), pause.words), epoch=epoch)
+
+    def unpause(self, entry: str, request: Request | None, *, epoch: int) -> Answer:
+        detail = _who(request) if request is not None else "its time has come"
+        return self._of_pause("unpause", request, (entry, detail), epoch=epoch)
+
+    def _of_pause(self, script: str, request: Request | None, words: tuple[str, ...], *, epoch: int) -> Answer:
+        id_ = request.id if request is not None else ""
+        reply = self._lead(
+            script,
+            epoch,
+            keys=(self.keys("paused"), self.keys("requests"), self.keys.outcome(id_ or "none")),
+            args=(*words, id_, millis(OUTCOMES_KEPT)),
+        )
+        return Answer(Verdict(reply.decode()))
+
     def ask(self, request: Request) -> str:
         fields = {
             "kind": request.kind,
@@ -101,6 +122,7 @@ class Requests(LeadersCalls):
             "by": request.by,
             "why": request.why,
             "expires": micros(request.expires),
+            "detail": request.detail,
         }
         id_: bytes = self._ask(lambda c: c.xadd(self.keys("requests"), fields, maxlen=REQUESTS_KEPT, approximate=True))
         with suppress(StoreUnreadable):  # no right to the channel: the leader finds it within its second

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Protocol
 
 from celery_tzbeat.deliveries import DEFAULT_POLICY, WorkerPresence
-from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Policy, Presence, micros
+from celery_tzbeat.model import AuditRecord, Cursor, Occurrence, Pause, Policy, Presence, micros
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import OpenOccurrence, Request, Run, Verdict
 from celery_tzbeat.store.runs import Order
@@ -103,6 +103,7 @@ class Data:
     beats: dict[str, tuple[datetime, Presence]] = field(default_factory=dict)
     entries: dict[str, dict[str, str]] = field(default_factory=dict)
     workers: dict[str, tuple[datetime, WorkerPresence]] = field(default_factory=dict)
+    paused: dict[str, Pause] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
     audit: list[AuditRecord] = field(default_factory=list)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from celery_tzbeat.deliveries import DeadLetter, WorkerPresence
-from celery_tzbeat.model import MICROSECOND, Cursor, Occurrence, Policy
+from celery_tzbeat.model import MICROSECOND, Cursor, Occurrence, Pause, Policy
 from celery_tzbeat.store.keys import Bucket
 from celery_tzbeat.store.protocol import (
     BATCH,
@@ -285,12 +286,38 @@ class MemoryOpenOccurrences(MemoryLedger):
     def dead_letters(self) -> Mapping[str, str]:
         return dict(self.data.dead)
 
+    # ---- paused entries
+
+    def paused(self) -> Mapping[str, Pause]:
+        return dict(self.data.paused)
+
+    def pause(self, entry: str, pause: Pause, request: Request | None, *, epoch: int) -> Answer:
+        if refusal := self.refused(epoch):
+            return Answer(refusal)
+        if request is not None and not self._answered(request, "paused"):
+            return Answer(Verdict.DECIDED)
+        self.data.paused[entry] = pause
+        self.note("paused", entry, None, None, 0, epoch, pause.words)
+        return Answer(Verdict.DONE)
+
+    def unpause(self, entry: str, request: Request | None, *, epoch: int) -> Answer:
+        if refusal := self.refused(epoch):
+            return Answer(refusal)
+        if self.data.paused.pop(entry, None) is None:
+            return Answer(Verdict.DECIDED)
+        if request is not None:
+            self._answered(request, "unpaused")
+        self.note(
+            "unpaused", entry, None, None, 0, epoch, _who(request) if request is not None else "its time has come"
+        )
+        return Answer(Verdict.DONE)
+
     # ---- requests of operators
 
     def ask(self, request: Request) -> str:
         now = self.clock.now()
         id_ = f"{(now - datetime.min.replace(tzinfo=now.tzinfo)) // MICROSECOND}-{len(self.data.requests)}"
-        self.data.requests[id_] = Request(request.kind, request.key, request.by, request.why, request.expires, id=id_)
+        self.data.requests[id_] = replace(request, id=id_)
         return id_
 
     def answer(self, request: Request, outcome: str, *, epoch: int) -> Answer:

@@ -65,7 +65,9 @@ class MemoryStore(MemoryOpenOccurrences):
         data.needs = max(data.needs or 0, min(SCHEMA_NEEDS, oldest_schema))
         if raised:
             self.note("office", "", None, None, 0, epoch, holder)
-        return Office(time=self.clock.now(), fresh=fresh, cursors=dict(data.cursors), unreadable=())
+        return Office(
+            time=self.clock.now(), fresh=fresh, cursors=dict(data.cursors), unreadable=(), paused=dict(data.paused)
+        )
 
     def restore(self, cursors: Mapping[str, Cursor], *, epoch: int) -> Verdict:
         data = self.data
@@ -111,6 +113,7 @@ class MemoryStore(MemoryOpenOccurrences):
                 if self.data.cursors.pop(entry, None) is not None:
                     self.note("forgotten", entry, None, None, 0, epoch, "unlisted")
                 self.data.last.pop(entry, None)
+                self.data.paused.pop(entry, None)
             return Verdict.DONE
 
         return self.refused(epoch) or drop()

@@ -173,7 +173,7 @@ class Forgetful(MemoryStore):
 
     def take_office(self, epoch: int, holder: str = "", **options: Any) -> Office | None:
         office = super().take_office(epoch, holder, **options)
-        return office and Office(office.time, office.fresh, {}, ())
+        return office and Office(office.time, office.fresh, {}, (), {})
 
 
 class Silent(MemoryStore):

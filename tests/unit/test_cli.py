@@ -61,9 +61,11 @@ def test_the_group_has_the_name_that_celery_shows() -> None:
         "leader",
         "list",
         "next",
+        "pause",
         "preview",
         "runs",
         "show",
+        "unpause",
     }
 
 
@@ -77,7 +79,7 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("cancel", "check", "health", "leader", "list", "next", "preview", "runs", "show"),
+        *("cancel", "check", "health", "leader", "list", "next", "pause", "preview", "runs", "show", "unpause"),
         *("dead list", "dead show", "dead replay", "dead discard"),
     ],
 )
@@ -256,7 +258,7 @@ def test_list_works_without_the_store_and_says_so() -> None:
     as_json = answer("list", "n*")
     assert "does not serve" in as_json["store"]
     (entry,) = as_json["entries"]
-    assert set(entry) == {"name", "task", "schedule", "zone", "next_due", "over", "last"}
+    assert set(entry) == {"name", "task", "schedule", "zone", "next_due", "over", "last", "paused"}
     assert entry["zone"] == NEW_YORK
 
 

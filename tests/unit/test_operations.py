@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
@@ -20,7 +21,7 @@ from celery_tzbeat.beat.scheduler import open_store
 from celery_tzbeat.cli import tzbeat
 from celery_tzbeat.deliveries import DeadLetter, WorkerPresence
 from celery_tzbeat.errors import OccurrenceNotFound, StoreUnavailable
-from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy
+from celery_tzbeat.model import Cursor, Entry, Occurrence, Pause, Policy
 from celery_tzbeat.schedules import every
 from celery_tzbeat.settings import Settings
 from celery_tzbeat.store.keys import Bucket
@@ -315,3 +316,79 @@ def a_worker(pool: str) -> WorkerPresence:
 def test_what_the_policies_need_of_the_workers(policy: dict[str, Any], pools: list[str], ids: list[str]) -> None:
     found = of_workers({"e": entry(**policy)}, [a_worker(pool) for pool in pools])
     assert [finding.id for finding in found] == ids
+
+
+# ---- pauses
+
+
+@pytest.fixture
+def listed(app: Celery) -> None:
+    app.conf.beat_schedule = {
+        name: {"task": "celery.backend_cleanup", "schedule": "0 3 * * * UTC"} for name in ("a", "b")
+    }
+
+
+@pytest.mark.usefixtures("listed")
+def test_a_pause_is_a_request_with_note_and_end(tz: TzBeat, store: Any, app: Celery) -> None:
+    until = datetime(2100, 1, 1, tzinfo=timezone.utc)
+    (found,) = tz.pause("a", note="stocktaking", until=until)
+    assert (found.kind, found.key, found.is_done) == ("pause", "a", False)
+    (request,) = store.survey().requests
+    assert (request.why, request.detail) == ("stocktaking", "2100-01-01T00:00:00Z")
+    given = answer(app, "pause", "b", "--until", "2100-01-01T00:00Z")["requests"]
+    assert [(each["kind"], each["key"], each["outcome"]) for each in given] == [("pause", "b", None)]
+    assert store.survey().requests[1].detail == "2100-01-01T00:00:00Z"
+
+
+@pytest.mark.usefixtures("listed")
+def test_an_unpause_may_catch_up_and_may_be_of_an_entry_that_is_listed_no_longer(
+    tz: TzBeat, store: Any, app: Celery
+) -> None:
+    store.pause("gone", Pause(NOW, None, "somebody", "moving"), None, epoch=1)
+    assert run(app, "unpause", "gone", "--catch-up", "--why", "moved").exit_code == 0
+    assert asked(store) == [("unpause", "gone", "moved")]
+    assert store.survey().requests[0].detail == "catch_up"
+    tz.unpause("a")
+    assert store.survey().requests[1].detail == ""
+
+
+@pytest.mark.usefixtures("listed")
+def test_what_is_paused_is_shown(tz: TzBeat, store: Any, app: Celery) -> None:
+    store.pause("a", Pause(NOW, NOW + MINUTE, "somebody", "stocktaking"), None, epoch=1)
+    assert tz.paused()["a"].note == "stocktaking"
+    listed = run(app, "list", "a").output
+    assert "paused by somebody until" in listed
+    assert "stocktaking" in listed
+    assert "stocktaking" in run(app, "show", "a").output
+    assert answer(app, "list", "a")["entries"][0]["paused"]["by"] == "somebody"
+    assert answer(app, "list", "b")["entries"][0]["paused"] is None
+
+
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("pause", "c"), "no entry is named 'c'"),
+        (("unpause", "c"), "no entry is named 'c'"),
+        (("pause", "a", "--until", "2020-01-01T00:00Z"), "which is past"),
+        (("pause", "a", "--until", "soon"), "--until 'soon' is not an ISO date"),
+    ],
+)
+def test_a_pause_that_cannot_be_is_refused_and_nothing_is_asked(
+    app: Celery, store: Any, args: tuple[str, ...], words: str
+) -> None:
+    found = run(app, *args)
+    assert found.exit_code == 2
+    assert words in found.output
+    assert store.survey().requests == ()
+
+
+def test_a_pause_until_a_naive_instant_is_refused(tz: TzBeat) -> None:
+    with pytest.raises(ValueError, match="give it a zone"):
+        tz.pause("a", until=datetime(2100, 1, 1))
+
+
+def test_a_pause_that_cannot_be_read_is_a_pause(tz: TzBeat, store: Any, app: Celery) -> None:
+    with closing(redis.Redis.from_url(app.conf.broker_url)) as client:
+        client.hset("tzbeat:{proj/0}:paused", "a", "{}")
+    assert "cannot be read" in tz.paused()["a"].note
