@@ -23,6 +23,7 @@ Failure table. What is asked by one script is there or is not; a row says what r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -133,7 +134,12 @@ class RedisRuns(RedisCalls):
 
 
 class RedisLine:
-    """See `runs.Line`. A server that does not know the script yet, say because it was restarted, breaks the line."""
+    """See `runs.Line`. A server that does not know the script yet, say because it was restarted, breaks the line.
+
+    `fileno` is a descriptor of the line's own, open until it is closed. redis-py closes its socket in the middle of a call
+    that fails; whoever watched that one could not take it off his epoll any more, where it stays, always readable, for as
+    long as a child of the pool lives that was forked meanwhile.
+    """
 
     def __init__(self, runs: RedisRuns, client: redis.Redis) -> None:
         self._runs = runs
@@ -142,12 +148,14 @@ class RedisLine:
             self._connection = taken(client)
         except CALL_ERRORS as exc:
             raise _broken(exc) from exc
+        try:
+            self._fileno = os.dup(self._connection._sock.fileno())
+        except Exception as exc:
+            client.connection_pool.release(self._connection)
+            raise _broken(exc) from exc
 
     def fileno(self) -> int:
-        socket = self._connection._sock
-        if socket is None:
-            raise StoreUnavailable("the connection is closed")
-        return int(socket.fileno())
+        return self._fileno
 
     def ask(self, start: Start) -> None:
         try:
@@ -168,6 +176,7 @@ class RedisLine:
             raise _broken(exc) from exc
 
     def close(self) -> None:
+        os.close(self._fileno)
         self._connection.disconnect()
         self._client.connection_pool.release(self._connection)
 

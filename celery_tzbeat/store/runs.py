@@ -142,7 +142,7 @@ class Line(Protocol):
     """
 
     def fileno(self) -> int:
-        """Return what becomes readable when an answer comes, or the line breaks."""
+        """Return what becomes readable when an answer comes, or the line breaks. Open until `close`, whatever fails."""
 
     def ask(self, start: Start) -> None:
         """Ask to start a delivery."""

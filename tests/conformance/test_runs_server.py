@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import select
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from kombu.asynchronous import Hub
 from scenes import MOMENT, SHORT, Scene, scene_on
 
 from celery_tzbeat.deliveries import WorkerPresence
@@ -333,6 +335,34 @@ def test_a_line_to_a_server_that_hangs_waits_within_the_bound(
     line.close()
     server.thaw()
     assert scene.runs.start(start_of(scene, 0, "t")).starts == 1
+
+
+def test_a_broken_line_leaves_nothing_with_the_loop_though_a_child_of_the_pool_has_its_socket(
+    server: LocalServer, open_scene: Callable[..., Scene]
+) -> None:
+    scene = open_scene(server.url, timeout=0.3)
+    scene.publish()
+    hub, calls = Hub(), 0
+
+    def readable() -> None:
+        nonlocal calls
+        calls += 1
+
+    line = scene.runs.line()
+    hub.add_reader(line.fileno(), readable)
+    inherited = os.dup(line._connection._sock.fileno())
+    server.freeze()
+    line.ask(start_of(scene, 0, "t"))
+    server.kill()  # it has not read the question, so the connection is reset, and redis-py closes its socket
+    with pytest.raises(StoreUnavailable):
+        read(line, 1)
+    hub.remove_reader(line.fileno())
+    line.close()
+    assert hub.poller.poll(0) in ([], None)
+    assert calls == 0
+    os.close(inherited)
+    hub.close()
+    server.restart()
 
 
 # ---- what it costs
