@@ -179,6 +179,8 @@ class Sweep:
 def end_of(run: Run) -> tuple[str, str]:
     """Return why an abandoned run is dead, in one word and in words; ("", "") where it is to be dispatched again."""
     policy = run.policy
+    if run.unrun:
+        return "", ""
     if policy.delivery == "at_most_once":
         return "abandoned", f"its run on {run.worker} was abandoned, and it is delivered at most once"
     if policy.on_abandoned == "dead_letter":

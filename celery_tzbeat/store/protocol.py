@@ -163,6 +163,7 @@ class Run:
     bucket: Bucket
     cancelled: bool = False
     progress: tuple[int, int | None] | None = None
+    unrun: bool = False  # abandoned before its body began, and nobody has its message any more (line 38)
 
 
 RequestKind = Literal["cancel", "replay", "discard", "pause", "unpause"]

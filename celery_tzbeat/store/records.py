@@ -89,6 +89,7 @@ def run_of(key: str, record: Mapping[bytes, bytes], score: float) -> Run:
         deliveries=int(record.get(b"deliveries", 0)),
         deadline=from_micros(max(0, int(late)) * 1000),
         acks_late=record.get(b"late") == b"1",
+        unrun=record.get(b"late") == b"2",
         policy=_policy(record),
         payload=record[b"payload"],
         bucket=Bucket(int(record[b"number"]), int(record[b"field"])),

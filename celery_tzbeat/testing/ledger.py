@@ -45,7 +45,10 @@ class Record:
     starts: int = 0
     deliveries: int = 0
     acks_late: bool = False
+    unrun: bool = False  # abandoned before its body began, its message gone
     ran: Order | None = None  # the order that was started last
+    before: Order | None = None  # what `ran` was before that start
+    copy: Order | None = None  # the order of a copy that was turned away while it ran
     noted: Order | None = None  # a successor that stands by
     ended: str = ""  # the token whose end left the occurrence open
     cancel: str = ""
@@ -88,6 +91,7 @@ class Record:
             bucket=self.bucket,
             cancelled=bool(self.cancel),
             progress=self.progress,
+            unrun=self.unrun,
         )
 
 

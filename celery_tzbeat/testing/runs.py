@@ -56,13 +56,17 @@ class MemoryRuns:
         order = start.order
         if order < record.order:
             return Gate.STALE
-        if record.state == "waiting" or (record.state == "running" and order == record.order):
+        if record.state == "waiting":
             return Gate.LIVE
         if record.state == "running":
+            if order == record.order:
+                record.copy = order
+                return Gate.LIVE
             if record.noted is None or order > record.noted:
                 record.noted = order
             return Gate.SUCCESSOR
-        if record.state == "abandoned" and order == record.order and not start.redispatchable:
+        refused = not start.redispatchable and not record.unrun
+        if record.state == "abandoned" and order == record.order and refused:
             return Gate.LIVE
         if once and record.starts:
             return Gate.SECOND_START
@@ -103,8 +107,8 @@ class MemoryRuns:
         if not _retry_of(order, record.ran):
             record.deliveries += 1
         record.starts += 1
-        record.state, record.order, record.ran = "running", order, order
-        record.token, record.worker, record.acks_late = run.token, run.worker, run.acks_late
+        record.state, record.order, record.before, record.ran = "running", order, record.ran, order
+        record.token, record.worker, record.acks_late, record.unrun = run.token, run.worker, run.acks_late, False
         if record.noted is not None and record.noted <= order:
             record.noted = None
         record.deadline = now + ticket.policy.run_lease
@@ -136,11 +140,7 @@ class MemoryRuns:
 
     def _go_on(self, end: End, record: Record) -> None:
         if end.state == "given_back":
-            record.starts -= 1
-            record.deliveries -= int(end.order.retries == 0)
-            record.state, record.token = "published", ""
-            record.deadline = self._store.late_after(None, end.ticket.policy)
-            self._note("given_back", end.ticket, end.detail)
+            self._give_back(end, record)
             return
         record.ended, record.ran = end.token, end.order
         if end.state == "abandoned":
@@ -153,6 +153,16 @@ class MemoryRuns:
         record.state, record.order, record.noted = "published", order, None
         record.deadline = self._store.late_after(record.eta, end.ticket.policy)
         self._note("retry", end.ticket, end.detail)
+
+    def _give_back(self, end: End, record: Record) -> None:
+        record.starts -= 1
+        record.deliveries -= int(not _retry_of(end.order, record.before))
+        record.state, record.token, record.ran = "published", "", record.before
+        record.deadline = self._store.late_after(None, end.ticket.policy)
+        self._note("given_back", end.ticket, end.detail)
+        if record.copy == end.order:
+            record.acks_late, record.unrun = False, True
+            self._store.free(record, end.ticket.epoch, "its message was acknowledged meanwhile")
 
     def attend(self, presence: WorkerPresence) -> None:
         self._store.data.workers[presence.worker] = (self._store.clock.now(), presence)

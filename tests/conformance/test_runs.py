@@ -117,6 +117,65 @@ def test_line_38_a_returned_start_of_a_retry_leaves_its_number(scene: Scene) -> 
     assert scene.end("done", "c", (1, 1)) is Ended.DONE
 
 
+def test_line_38_starts_of_a_retry_that_are_given_back_are_no_deliveries(scene: Scene) -> None:
+    scene.publish(max_deliveries=1)
+    scene.start("a", (1, 0), max_deliveries=1)
+    scene.end("retry", "a", (1, 0))
+    for token in ("b", "c", "d"):
+        assert scene.start(token, (1, 1), max_deliveries=1).gate is Gate.WON
+        scene.end("given_back", token, (1, 1))
+    assert scene.run().deliveries == 1
+
+
+def test_line_38_after_a_start_that_is_given_back_the_end_of_an_earlier_run_still_counts(scene: Scene) -> None:
+    scene.publish(**SHORT)
+    scene.start("a", (1, 0), **SHORT)
+    scene.let_pass(MOMENT)
+    scene.abandon()
+    scene.redispatch()
+    scene.start("b", (2, 0))
+    scene.end("given_back", "b", (2, 0))
+    assert scene.end("done", "a", (1, 0)) is Ended.DONE
+    assert scene.start("c", (2, 0)).gate is Gate.SETTLED
+
+
+@pytest.mark.parametrize("policy", [{}, {"delivery": "at_most_once"}, {"on_abandoned": "dead_letter"}])
+def test_line_38_where_a_copy_was_turned_away_meanwhile_the_message_is_sent_again(
+    scene: Scene, policy: dict[str, Any]
+) -> None:
+    scene.publish(**policy)
+    scene.start("a", late=False, **policy)
+    assert scene.start("copy", late=False, **policy).gate is Gate.LIVE  # so it is acknowledged
+    assert scene.end("given_back", "a", **policy) is Ended.DONE
+    assert (scene.state, scene.run().unrun) == ("abandoned", True)
+    assert scene.store.survey().due[0].unrun
+    assert scene.redispatch() is Verdict.DONE
+    again = scene.start("b", (2, 0), late=False, **policy)
+    assert (again.gate, again.starts) == (Gate.WON, 1)
+    assert not scene.run().unrun
+
+
+def test_line_38_where_a_copy_was_turned_away_one_that_still_comes_runs(scene: Scene) -> None:
+    scene.publish()
+    scene.start("a", late=False)
+    scene.start("copy", late=False)
+    scene.end("given_back", "a")
+    assert scene.start("b", late=False).gate is Gate.WON
+    scene.let_pass(MOMENT)
+    assert scene.end("abandoned", "b") is Ended.DONE
+    assert not scene.run().unrun
+
+
+def test_line_38_a_successor_that_stands_by_is_next(scene: Scene) -> None:
+    scene.publish()
+    scene.start("a")
+    scene.start("copy")
+    assert scene.start("b", (1, 1)).gate is Gate.SUCCESSOR
+    assert scene.end("given_back", "a") is Ended.DONE
+    assert scene.state == "published"
+    assert scene.start("b", (1, 1)).gate is Gate.WON
+
+
 # ---- line 13
 
 

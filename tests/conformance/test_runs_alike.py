@@ -18,7 +18,19 @@ from celery_tzbeat.testing.server import LocalServer
 STEPS = 100
 TOKENS = ("a", "b", "c")
 ORDERS = ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0))
-ENDS = ("retry", "retry", "abandoned", "abandoned", "dead", "dead", "revoked", "expired", "done")
+ENDS = (
+    "retry",
+    "retry",
+    "abandoned",
+    "abandoned",
+    "dead",
+    "dead",
+    "revoked",
+    "expired",
+    "done",
+    "given_back",
+    "given_back",
+)
 POLICIES: tuple[dict[str, Any], ...] = (
     {},
     {"on_abandoned": "dead_letter"},
@@ -85,7 +97,7 @@ def standing(scene: Scene) -> Any:
     """What the ledger holds, without times."""
     runs = {
         run.key.removeprefix("e@"): (run.state, run.token, run.order, run.starts, run.deliveries, run.acks_late,
-                                     run.cancelled, run.payload, run.policy)
+                                     run.cancelled, run.payload, run.policy, run.unrun)
         for run in scene.store.runs()
     }  # fmt: skip
     offset = {key.replace(scene.now.isoformat()[:19], ""): value for key, value in runs.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -387,6 +388,14 @@ def test_the_policy_says_what_becomes_of_an_abandoned_run(
     policy: dict[str, Any], acks_late: bool, deliveries: int, reason: str
 ) -> None:
     assert end_of(run_with(Policy(**policy), acks_late=acks_late, deliveries=deliveries))[0] == reason
+
+
+@pytest.mark.parametrize("policy", [{}, {"delivery": "at_most_once"}, {"on_abandoned": "dead_letter"}])
+def test_a_start_that_was_given_back_and_whose_message_is_gone_is_sent_again_whatever_the_policy(
+    policy: dict[str, Any],
+) -> None:
+    run = replace(run_with(Policy(**policy), acks_late=False, deliveries=0), unrun=True)
+    assert end_of(run) == ("", "")
 
 
 def test_a_run_of_a_poisonous_task_is_a_dead_letter_after_max_deliveries() -> None:

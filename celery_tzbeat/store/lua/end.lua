@@ -33,17 +33,24 @@ local function refused_end(item, known)
     return nil
 end
 
--- Lines 21, 24 and 38: the occurrence stays open; given back (38): as it was before the start, which no body followed.
-local function go_on(item, known, record)
-    if item.state == 'given_back' then
-        redis.call('HINCRBY', record, 'starts', -1)
-        if tonumber(item.retries) == 0 then redis.call('HINCRBY', record, 'deliveries', -1) end
-        redis.call('HSET', record, 'state', 'published', 'token', '')
-        redis.call('ZREM', live, item.key)
-        redis.call('ZADD', open, text(late_after('', item.within)), item.key)
-        note('given_back', item.entry, item.nominal, item.nominal, 1, item.detail)
+-- Line 38: as it was before the start, which no body followed; the broker delivers the message again. Where a copy was
+-- turned away meanwhile that was it: acknowledged, so the leader sends another one.
+local function give_back(item, known, record)
+    redis.call('HINCRBY', record, 'starts', -1)
+    if not retry_of(item, known.before) then redis.call('HINCRBY', record, 'deliveries', -1) end
+    redis.call('HSET', record, 'state', 'published', 'token', '', 'ran', known.before or '')
+    note('given_back', item.entry, item.nominal, item.nominal, 1, item.detail)
+    if known.copy == item.dispatch .. ' ' .. item.retries then
+        redis.call('HSET', record, 'late', UNRUN)
+        free(record, item.key, item.entry, item.nominal, known.noted, item.within, 'its message was acknowledged meanwhile')
         return
     end
+    redis.call('ZREM', live, item.key)
+    redis.call('ZADD', open, text(late_after('', item.within)), item.key)
+end
+
+-- Lines 21 and 24: the occurrence stays open.
+local function go_on(item, known, record)
     redis.call('HSET', record, 'ended', item.token, 'ran', item.dispatch .. ' ' .. item.retries)
     if item.state == 'abandoned' then
         free(record, item.key, item.entry, item.nominal, known.noted, item.within, item.detail)
@@ -67,8 +74,9 @@ for i = 1, tonumber(ARGV[3]) do
     local item, known = {}, {}
     item.key, item.entry, item.nominal, item.epoch, item.field, item.within, item.dispatch, item.retries, item.token,
         item.state, item.detail, item.letter, item.eta = unpack(ARGV, 4 + (i - 1) * WORDS, 3 + i * WORDS)
-    known.state, known.dispatch, known.retries, known.token, known.ran, known.ended, known.noted =
-        unpack(redis.call('HMGET', record, 'state', 'dispatch', 'retries', 'token', 'ran', 'ended', 'next'))
+    known.state, known.dispatch, known.retries, known.token, known.ran, known.ended, known.noted, known.before, known.copy =
+        unpack(redis.call('HMGET', record, 'state', 'dispatch', 'retries', 'token', 'ran', 'ended', 'next', 'before',
+            'copy'))
     known.retries = known.retries or '0'
     author = item.epoch
     local no
@@ -80,8 +88,8 @@ for i = 1, tonumber(ARGV[3]) do
     if no then
         answers[i] = no
     elseif goes_on[item.state] then
-        go_on(item, known, record)
-        wakes = wakes or item.state == 'abandoned'
+        if item.state == 'given_back' then give_back(item, known, record) else go_on(item, known, record) end
+        wakes = wakes or item.state ~= 'retry'
         answers[i] = 'DONE'
     else
         local dispatch, retries = item.dispatch, item.retries

@@ -24,14 +24,20 @@ if known.state then
     if order < 0 then return so('STALE') end
     if known.state == 'waiting' then return so('LIVE') end
     if known.state == 'running' then
-        if order == 0 then return so('LIVE') end
+        if order == 0 then -- it is acknowledged: should the start be given back, nobody has the message any more
+            redis.call('HSET', record, 'copy', run.dispatch .. ' ' .. run.retries)
+            return so('LIVE')
+        end
         local next_dispatch, next_retries = order_in(known.noted)
         if not next_dispatch or compare(run.dispatch, run.retries, next_dispatch, next_retries) > 0 then
             redis.call('HSET', record, 'next', run.dispatch .. ' ' .. run.retries)
         end
         return so('SUCCESSOR')
     end
-    if known.state == 'abandoned' and order == 0 and not redispatchable then return so('LIVE') end
+    if known.state == 'abandoned' and order == 0 and not redispatchable
+            and redis.call('HGET', record, 'late') ~= UNRUN then
+        return so('LIVE')
+    end
     if once and known.starts > 0 then return so('SECOND_START') end
     if not retry_of(run, known.ran) and known.deliveries >= most then return so('EXHAUSTED') end
 else

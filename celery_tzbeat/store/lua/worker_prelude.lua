@@ -21,6 +21,15 @@ local function order_in(text_of_order)
     return string.match(text_of_order or '', '^(%d+) (%d+)$')
 end
 
+-- Whether a start of this order is Celery's own retry of the one that was started last (`ran`), which is no further delivery.
+local function retry_of(run, ran)
+    local dispatch, retries = order_in(ran)
+    return dispatch == run.dispatch and tonumber(run.retries) > tonumber(retries)
+end
+
+-- In place of 0 or 1 in `late` (whether the task acknowledges late): no body began, and the message is gone (line 38).
+local UNRUN = '2'
+
 -- The state whose done mark refuses this order (line 15, 17), nil where it may run.
 local refusing = { d = 'done', x = 'dead', e = 'expired', r = 'revoked', w = 'withdrawn', m = 'missed', c = 'coalesced',
     k = 'skipped' }

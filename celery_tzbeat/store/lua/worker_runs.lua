@@ -23,12 +23,6 @@ local function known_of(record)
     return known
 end
 
--- Whether this start is Celery's own retry of the last one, which is no further delivery.
-local function retry_of(run, ran)
-    local dispatch, retries = order_in(ran)
-    return dispatch == run.dispatch and tonumber(run.retries) > tonumber(retries)
-end
-
 local function keep_lease(run)
     local deadline = text(now + tonumber(run.lease))
     redis.call('ZADD', live, deadline, run.key)
@@ -46,8 +40,8 @@ local function begin(run, known, record, of_entry, why)
     local starts = known.starts + 1
     local deliveries = known.deliveries + (retry_of(run, known.ran) and 0 or 1)
     redis.call('HSET', record, 'state', 'running', 'dispatch', run.dispatch, 'retries', run.retries,
-        'ran', run.dispatch .. ' ' .. run.retries, 'token', run.token, 'worker', run.worker, 'late', run.late,
-        'started', text(now_micros), 'starts', starts, 'deliveries', deliveries)
+        'before', known.ran or '', 'ran', run.dispatch .. ' ' .. run.retries, 'token', run.token, 'worker', run.worker,
+        'late', run.late, 'started', text(now_micros), 'starts', starts, 'deliveries', deliveries)
     if run.payload ~= '' then redis.call('HSET', record, 'payload', run.payload) end
     local dispatch, retries = order_in(known.noted)
     if dispatch and compare(dispatch, retries, run.dispatch, run.retries) <= 0 then
