@@ -17,6 +17,9 @@ from celery_tzbeat.model import EPOCH, from_iso, iso
 #: Headers that hold an instant, which was counted from the time of building where the entry gave a duration.
 COUNTED = EXPIRES, ETA = ("expires", "eta")
 
+#: The property that tells RabbitMQ for how long to keep a message.
+EXPIRATION = "expiration"
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -78,11 +81,11 @@ class Envelope:
             name: iso(from_iso(self.headers[name]) + by) for name in counted if isinstance(self.headers.get(name), str)
         }
         sent = replace(self, headers={**self.headers, **moved}) if moved else self
-        kept_for = self.properties.get("expiration")
+        kept_for = self.properties.get(EXPIRATION)
         if kept_for is None or EXPIRES in counted or not self.headers.get(EXPIRES):
             return sent
         left = max(timedelta(), timedelta(milliseconds=int(kept_for)) - by)
-        return replace(sent, properties={**self.properties, "expiration": str(left // timedelta(milliseconds=1))})
+        return replace(sent, properties={**self.properties, EXPIRATION: str(left // timedelta(milliseconds=1))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,10 @@ class Parcel:
         """Return the run's message alone, for a replay: under a new task id, its attempts, delay and expiry forgotten."""
         old = self.run.headers.get("id")
         ours = {name: task_id for name in ("id", "root_id") if old is not None and self.run.headers.get(name) == old}
-        return self._dispatched(dispatch, {**ours, "retries": 0, "eta": None, "expires": None}, correlation_id=task_id)
+        fresh = {**ours, "retries": 0, ETA: None, EXPIRES: None}
+        (run,) = self._dispatched(dispatch, fresh, correlation_id=task_id).envelopes
+        properties = {name: value for name, value in run.properties.items() if name != EXPIRATION}
+        return Parcel((replace(run, properties=properties),), self.built_at, ())
 
     def _dispatched(self, dispatch: int, headers: dict[str, Any], **properties: Any) -> Parcel:
         run = self.run

@@ -119,6 +119,14 @@ def test_how_long_the_broker_keeps_a_message_agrees_with_its_header() -> None:
     assert expiration(instant, -timedelta(seconds=1)) == "61000"
 
 
+def test_a_replay_has_no_end_in_its_queue_and_a_redispatch_has_the_old_one() -> None:
+    parts = {"headers": {"expires": "2026-11-30T12:01:00Z"}, "properties": {"expiration": "60000", "reply_to": "r"}}
+    parcel = Parcel((envelope(**parts),), NOW, ())
+    anew, again = parcel.anew(dispatch=2, task_id="two").at(NOW)[0], parcel.again(dispatch=2, retries=0).at(NOW)[0]
+    assert anew.properties == {"reply_to": "r", "correlation_id": "two"}
+    assert again.properties == {"expiration": "60000", "reply_to": "r"}
+
+
 def test_an_expiration_that_the_entry_gave_itself_is_counted_anew() -> None:
     parcel = kept(envelope(properties={"expiration": "60000"}))
     assert expiration(parcel, timedelta(minutes=10)) == "60000"
