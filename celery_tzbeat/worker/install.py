@@ -52,6 +52,7 @@ from .request import GatedRequest
 from .retry import retry_by_policy
 from .run import bind, unbind
 from .touch import Toucher
+from .wire import keep_bodies
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,11 @@ class WorkerHalf(bootsteps.StartStopStep):
         self.prepare()
 
     def start(self, consumer: Any) -> None:
-        if self.enabled and not self._started:
+        """Begin; called again at each connection, after `Tasks` has made its channel and before that consumes."""
+        if not self.enabled:
+            return
+        _guarded(self, keep_bodies, consumer.task_consumer.channel)
+        if not self._started:
             self._started = True
             self.heart.start()
 

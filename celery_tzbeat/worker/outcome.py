@@ -34,8 +34,15 @@ from celery_tzbeat.errors import Cancelled, Permanent
 from celery_tzbeat.model import UTC
 from celery_tzbeat.store.runs import EndState
 
+from .wire import TRAVELLED
+
 #: What a dead letter keeps of an error's text and of a traceback, in characters: their ends.
 ERROR_LENGTH, TRACEBACK_LENGTH = 1_000, 16_000
+
+#: What a delivered message has among its properties and an envelope elsewhere (py-amqp takes no name twice), or not at all.
+NO_PROPERTIES = frozenset(
+    ("application_headers", "content_type", "content_encoding", "priority", "delivery_tag", "delivery_info")
+)
 
 
 def unwrapped(exc: BaseException) -> BaseException:
@@ -126,26 +133,26 @@ def raw_message(message: Message, now: datetime) -> bytes:
     """Return a delivered message as `Parcel.from_bytes` reads it, its body byte for byte.
 
     Of kombu's virtual transports (Redis, SQS) that is the very text that was in the queue. Seam: `Message._raw`; without
-    it the parts are put together.
+    it the parts are put together, the body as it travelled (`wire`). Where that is not known and kombu has decompressed it,
+    the header that says how it was compressed is left out.
     """
     raw = getattr(message, "_raw", None)
     if isinstance(raw, dict) and "properties" in raw:
         return bytes(dumps(raw).encode())
-    properties = {
-        name: value
-        for name, value in (message.properties or {}).items()
-        if name not in ("delivery_tag", "delivery_info")
-    }
+    given = message.properties or {}
+    properties = {name: value for name, value in given.items() if name not in NO_PROPERTIES}
     place: dict[str, Any] = message.delivery_info or {}
-    body = message.body
+    travelled = getattr(message, TRAVELLED, None)
+    body = message.body if travelled is None else travelled
+    plain = travelled is None and not message.errors  # what could not be decompressed is as it was
+    left_out = ("redelivered", "compression") if plain else ("redelivered",)
     envelope = Envelope(
         body=bytes(body) if isinstance(body, (bytes, bytearray, memoryview)) else str(body).encode(),
         content_type=message.content_type,
         content_encoding=message.content_encoding,
-        # kombu has decompressed the body
-        headers={n: v for n, v in (message.headers or {}).items() if n not in ("redelivered", "compression")},
+        headers={n: v for n, v in (message.headers or {}).items() if n not in left_out},
         properties=properties,
-        priority=properties.get("priority"),
+        priority=given.get("priority"),
         exchange=place.get("exchange") or "",
         routing_key=place.get("routing_key") or "",
     )

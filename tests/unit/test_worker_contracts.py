@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import inspect
 import socket
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import amqp as py_amqp
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery import Celery, bootsteps, signals
@@ -20,20 +22,23 @@ from celery.concurrency import prefork, solo, thread
 from celery.exceptions import TaskRevokedError
 from celery.utils.imports import symbol_by_name
 from celery.worker import consumer as worker_consumer
+from celery.worker import loops, strategy, worker
 from celery.worker import request as worker_request
 from celery.worker import state as worker_state
-from celery.worker import strategy, worker
 from celery.worker.consumer.tasks import Tasks
 from kombu import Queue
 from kombu.asynchronous import Hub
+from kombu.transport import pyamqp
 from kombu.transport import redis as kombu_redis
 from worker_bench import NOON, Bench
 
+from celery_tzbeat.envelopes import Parcel
 from celery_tzbeat.testing.server import LocalServer
 from celery_tzbeat.worker.gate import CLAIM
 from celery_tzbeat.worker.install import WorkerHalf
 from celery_tzbeat.worker.outcome import raw_message
 from celery_tzbeat.worker.request import GatedRequest
+from celery_tzbeat.worker.wire import keep_bodies
 
 
 @pytest.fixture
@@ -274,6 +279,40 @@ def test_a_redis_message_is_kept_as_it_was_in_the_queue(server: LocalServer) -> 
         message = Queue("celery")(channel).get()
     assert raw_message(message, NOON) == wire
     app.close()
+
+
+@pytest.mark.parametrize("body", [zlib.compress(b"[[], {}, {}]", 1), b"not compressed at all"], ids=["whole", "broken"])
+def test_an_amqp_channel_makes_its_messages_of_a_class_of_its_own_that_decompresses(body: bytes) -> None:
+    # Else: the letter has the body decompressed, without the header that says otherwise.
+    properties = {"content_type": "x/y", "content_encoding": "binary", "priority": 3, "correlation_id": "id"}
+    sent = py_amqp.Message(body, application_headers={"compression": "application/x-gzip"}, **properties)
+    sent.delivery_info = {"delivery_tag": 1, "exchange": "", "routing_key": "celery"}
+    channel = object.__new__(pyamqp.Channel)
+    as_kombu_makes_it = channel.message_to_python(sent)
+    for _ in range(2):
+        keep_bodies(channel)
+    message = channel.message_to_python(sent)
+    assert (message.body, bool(message.errors)) == (as_kombu_makes_it.body, bool(as_kombu_makes_it.errors))
+    kept = Parcel.from_bytes(raw_message(message, NOON)).run
+    assert (kept.body, kept.headers) == (body, {"compression": "application/x-gzip"})
+    assert len(type(message).__mro__) == len(pyamqp.Message.__mro__) + 1
+    assert pyamqp.Channel.Message is pyamqp.Message, "no other channel is touched"
+    # It can be sent again as it was.
+    again = channel.prepare_message(
+        kept.body, kept.priority, kept.content_type, kept.content_encoding, kept.headers, kept.properties
+    )
+    assert (again.body, again.properties) == (sent.body, sent.properties)
+    # Without our class: a body and headers that agree.
+    plain = Parcel.from_bytes(raw_message(as_kombu_makes_it, NOON)).run
+    assert (plain.body, plain.headers) == ((body, kept.headers) if as_kombu_makes_it.errors else (b"[[], {}, {}]", {}))
+
+
+def test_a_worker_consumes_when_its_bootsteps_have_started() -> None:
+    # Else: the first messages of a connection are kept decompressed.
+    assert ".consume(" not in inspect.getsource(Tasks.start)
+    assert "TaskConsumer(\n            c.connection" in inspect.getsource(Tasks.start), "on its default channel"
+    assert "consumer.consume()" in inspect.getsource(loops.asynloop)
+    assert "consumer.consume()" in inspect.getsource(loops.synloop)
 
 
 def test_the_redis_channel_names_its_index_of_unacknowledged_messages(server: LocalServer) -> None:
