@@ -189,8 +189,8 @@ class Gated:
         app.conf.update(conf)
         return TzBeat(app, set_scheduler=False)
 
-    def store(self) -> RedisStore:
-        """Return a store as a leader has it; it is in office with epoch 1. To be closed."""
+    def store(self, *, leads: bool = True) -> RedisStore:
+        """Return a store as a leader has it, in office with epoch 1; or to read from, beside a beat. To be closed."""
         store = RedisStore(
             self.url,
             self.namespace,
@@ -200,5 +200,6 @@ class Gated:
             audit_max=100_000,
             presence=timedelta(seconds=30),
         )
-        store.take_office(1)
+        if leads:
+            store.take_office(1)
         return store

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from celery import Celery
 from evidence import audit, connected, ledger, queued, refusals
-from gated import GIVES_BACK
+from gated import GIVES_BACK, Gated
+from on_brokers import OVERLAPPING, play_overlap
 
 from celery_tzbeat.api import TzBeat
 from celery_tzbeat.deliveries import DeadLetter
@@ -179,3 +180,9 @@ def test_an_old_copy_never_wins_before_nor_after_the_replay_of_its_dead_letter(p
     assert refusals(third) == ["stale (published)", "stale (running)", "settled (done)"]
     assert [start["id"] == letter.task_id for start in shop.starts()] == [True, False]
     assert shop.events("started", "dead", "replayed", "done") == ["started", "dead", "replayed", "started", "done"]
+
+
+def test_no_two_runs_of_an_entry_overlap_by_any_of_the_policies(project: Any) -> None:
+    gated = Gated(project, body=OVERLAPPING)
+    gated.start_worker(concurrency=4)
+    play_overlap(gated)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from celery import Celery
-from gated import GIVES_BACK
+from gated import GIVES_BACK, Gated
+from on_brokers import FAILS, play_retries
 
 from celery_tzbeat import idempotent
 from celery_tzbeat.deliveries import DeadLetter
@@ -208,14 +209,9 @@ def test_what_is_not_worth_another_attempt_is_a_dead_letter_at_once(project: Pro
     assert (letter.reason, letter.attempts) == (reason, 1)
 
 
-@pytest.mark.parametrize("backoff", ["none", "exponential"])
-def test_attempts_of_other_policies_are_counted_under_one_key(project: Project, backoff: str) -> None:
-    bench = Bench(project)
-    bench.start_worker()
-    retry = {"max_attempts": 4, "delay": 0.5, "backoff": backoff}
-    bench.app.send_task("proj.fails", ("os",), headers=idempotent("k", policy={"retry": retry}))
-    assert bench.letter("k").attempts == 4
-    assert [line["attempt"] for line in bench.said()] == [1, 2, 3, 4]
+def test_each_retry_policy_makes_its_attempts_under_one_key(project: Project) -> None:
+    gated = Gated(project, body=FAILS)
+    play_retries(gated, [gated.start_worker("one"), gated.start_worker("two")])
 
 
 def test_a_delay_above_the_visibility_timeout_multiplies_nothing_also_when_its_worker_is_killed(

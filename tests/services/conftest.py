@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from gated import Gated
 from observe import Bench
 from proxy import Proxy
 from rabbit import ADDRESS, Inbox, virtual_host
@@ -40,3 +42,17 @@ def bench(make_project: Callable[[str], Any], aof_server: LocalServer, vhost: st
     project.kill_all()
     for inbox in bench.inboxes.values():
         inbox.close()
+
+
+@pytest.fixture
+def make_gated(make_project: Callable[[str], Any], server: LocalServer, vhost: str) -> Callable[..., Gated]:
+    """Make projects on RabbitMQ whose workers have the worker half; each has a queue of its own, and its ledger beside."""
+
+    def make(body: str = "", **conf: Any) -> Gated:
+        conf = {"task_default_queue": f"runs-{uuid4().hex[:8]}", **conf}
+        project = make_project(f"amqp://guest:guest@{ADDRESS[0]}:{ADDRESS[1]}/{vhost}")
+        gated = Gated(project, store=server.url, body=body, result_backend=server.url, **conf)
+        gated.app.conf.update({name: conf[name] for name in conf if name.startswith("task_")})
+        return gated
+
+    return make

@@ -76,6 +76,13 @@ class Message:
     properties: dict[str, Any]
     body: bytes
 
+    @classmethod
+    def of(cls, found: Any) -> Message:
+        """Return what py-amqp made of a message, its body as it travelled."""
+        body = found.body if isinstance(found.body, bytes) else found.body.encode()
+        properties = dict(found.properties)
+        return cls(properties.pop("application_headers", {}), properties, body)
+
     @property
     def id(self) -> str:
         return str(self.headers["id"])
@@ -111,10 +118,22 @@ class Inbox:
         with suppress(amqp.exceptions.NotFound):
             channel = self._channel()
             while (found := channel.basic_get(self.queue, no_ack=True)) is not None:
-                body = found.body if isinstance(found.body, bytes) else found.body.encode()
-                properties = dict(found.properties)
-                self._taken.append(Message(properties.pop("application_headers", {}), properties, body))
+                self._taken.append(Message.of(found))
         return [message for message in self._taken if entry in ("", message.entry)]
+
+    def look(self) -> list[Message]:
+        """Return what stands in the queue, and leave it there."""
+        channel, found = self._channel(), []
+        while (message := channel.basic_get(self.queue, no_ack=False)) is not None:
+            found.append(message)
+        for message in found:
+            channel.basic_reject(message.delivery_tag, requeue=True)
+        return [Message.of(message) for message in found]
+
+    def put(self, message: Message) -> None:
+        """Put a message at the end of the queue."""
+        properties = {**message.properties, "application_headers": message.headers}
+        self._channel().basic_publish(amqp.Message(message.body, **properties), "", self.queue)
 
     def declare(self, exchange: str) -> None:
         """Make the (durable) queue, bound to an exchange by its own name."""
