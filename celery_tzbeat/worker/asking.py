@@ -80,6 +80,12 @@ class Asking:
             self._hub.call_later(self._patience, self._look)
         return True
 
+    def put_off(self, start: Start, answer: Callable[[Started | None], None]) -> bool:
+        """Answer None, by the loop: for one that is not asked about. True."""
+        self._due.append((Asked(self._now(), start, answer), None))
+        self._hub.call_soon(self._tell)
+        return True
+
     def settle(self) -> list[tuple[Start, Started | None]]:
         """Wait for what is out, within the bound, and close the line: the loop has ended. Nobody is told any more.
 

@@ -123,7 +123,7 @@ class Entrance:
 
         False where the gate is to ask when Celery does (`Request.revoked`), and wait: always right, and slower.
         """
-        if self._asking is None or self.heart.down:
+        if self._asking is None:
             return False
         if request.expires or request.stamped_headers or request.id in worker_state.revoked:
             return False  # Celery has its own to say to these first
@@ -135,8 +135,14 @@ class Entrance:
             delivery.answer = started
             process(request)
 
+        holds = delivery.ticket.policy.holds_when_store_is_down
+        if self.heart.down and not holds:
+            return False
         try:
-            delivery.asked = self._asking.ask(self._start_of(request, delivery), answered)
+            start = self._start_of(request, delivery)
+            # What is to be held gives its place to the next that waits for one, and that to the next: never from within.
+            ask = self._asking.put_off if self.heart.down else self._asking.ask
+            delivery.asked = ask(start, answered) or (holds and self._asking.put_off(start, answered))
         except Exception:
             self.counts["errors"] += 1
             logger.exception("tzbeat: the gate cannot ask for %s without waiting", delivery.ticket.key)

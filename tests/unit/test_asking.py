@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from celery.worker import state as worker_state
+from celery.worker.worker import WorkController
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from worker_bench import Bench, ScriptedHub, ScriptedLine
 
 from celery_tzbeat.store.runs import Gate
@@ -104,6 +106,25 @@ def test_while_the_store_is_down_nobody_asks(bench: Bench) -> None:
     assert bench.offer(first)  # by the rule for a store that is down
     assert bench.runs.asked == 0
     assert bench.counts["started_blind"] == 1
+
+
+def test_any_number_that_wait_for_a_place_are_held_while_the_store_is_down(bench: Bench, hub: ScriptedHub) -> None:
+    # One that is held gives its place back, which goes to the next at once: within one another they were too many.
+    controller: Any = object.__new__(WorkController)
+    places = LaxBoundedSemaphore(1)
+    controller.pool, process = None, controller._process_task
+    controller._quick_acquire, controller._quick_release = places.acquire, places.release
+    controller._process_task = lambda request: bench.entrance.asks(request, process) or process(request)
+    places.acquire(lambda: None)  # by a long task
+    requests = [bench.request(bench.ticket(f"k{i}", on_store_down="hold")) for i in range(500)]
+    for request in requests:
+        controller._process_task_sem(request)
+    bench.runs.down = True
+    places.release()
+    hub.turn()
+    assert len(bench.entrance.parked) == 500
+    assert places.value == 1
+    assert bench.runs.asked == 0
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for(bench: Bench, hub: ScriptedHub) -> None:
