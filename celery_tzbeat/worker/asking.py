@@ -119,15 +119,25 @@ class Asking:
                 if self._asked and not line.answered():
                     break
         except (StoreUnavailable, StoreUnreadable) as exc:
-            if self._asked:
-                logger.info("tzbeat: the gate's line to the store broke, and what was out is asked again: %s", exc)
-            self._drop()
+            self._broke(exc)
         self._tell()
+
+    def _overdue(self) -> bool:
+        """Return whether an answer has not come in time. One that came while the loop was busy is no silence: it is read."""
+        while self._asked and self._line is not None and self._now() >= self._asked[0].at + self._patience:
+            try:
+                if not self._line.answered():
+                    return True
+                self._due.append((self._asked[0], self._line.answer()))
+                self._asked.popleft()
+            except (StoreUnavailable, StoreUnreadable) as exc:
+                self._broke(exc)
+        return False
 
     def _look(self) -> None:
         """See to answers that do not come."""
         self._watched = False
-        if self._asked and self._now() >= self._asked[0].at + self._patience:
+        if self._overdue():
             logger.warning("tzbeat: the store does not answer the gate within %s s", self._patience)
             self._silent()
             self._drop()
@@ -135,6 +145,11 @@ class Asking:
             self._watched = True
             self._hub.call_later(self._patience, self._look)
         self._tell()
+
+    def _broke(self, exc: Exception) -> None:
+        if self._asked:
+            logger.info("tzbeat: the gate's line to the store broke, and what was out is asked again: %s", exc)
+        self._drop()
 
     def _drop(self) -> None:
         """Close the line; what is out has no answer."""

@@ -155,6 +155,26 @@ def test_the_timer_looks_again_as_long_as_anything_is_out(bench: Bench, hub: Scr
     assert len(bench.processed) == 2
 
 
+def test_answers_that_came_while_the_loop_was_busy_are_no_silence(bench: Bench, hub: ScriptedHub) -> None:
+    requests = [asked(bench, "one"), asked(bench, "two")]
+    line(bench).arrived = 2
+    bench.clock.advance(3)  # the loop looks at its timers before its sockets
+    hub.fire()
+    assert bench.processed == requests
+    assert not bench.heart.down
+    assert not line(bench).closed
+
+
+def test_a_line_that_broke_while_the_loop_was_busy_is_asked_again(bench: Bench, hub: ScriptedHub) -> None:
+    requests = [asked(bench, "one", retries=1), asked(bench, "two", retries=1)]
+    line(bench).arrived, line(bench).broken = 1, True
+    bench.clock.advance(3)
+    hub.fire()
+    assert bench.processed == requests
+    assert not bench.heart.down
+    assert [bench.offer(request) for request in requests] == [True, True]
+
+
 @pytest.mark.parametrize("arrived", [0, 1])
 def test_a_line_that_breaks_is_asked_again_by_the_same_token(bench: Bench, hub: ScriptedHub, arrived: int) -> None:
     requests = [asked(bench, "one", retries=1), asked(bench, "two", retries=1)]
