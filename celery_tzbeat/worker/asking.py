@@ -12,6 +12,7 @@ Seam: `hub.add_reader`, `hub.remove_reader` and `hub.call_later` of Celery's eve
 | no answer within the bound | the same for all that were asked, by a timer: the loop does not wait |
 | the line breaks: server restarted, script unknown | dropped; each that was asked asks again, and waits |
 | the loop ends: connection lost, shutdown | answers are waited for, within the bound; a start that was won is given back |
+| a request comes after that, from what was read of the broker | dropped, neither asked for nor run: the pool takes none |
 | a request was revoked or expired meanwhile | written so under its token, which may have started |
 | a bug in here | logged and counted by the gate; the request asks and waits |
 """
@@ -57,6 +58,7 @@ class Asking:
         self._line: Line | None = None
         self._fileno = -1
         self._watched = False  # a timer looks after what is out
+        self.ended = False  # between a loop and the next one, and after the last
         self._asked: deque[Asked] = deque()
         self._due: deque[tuple[Asked, Started | None]] = deque()  # answered, and not yet told
 
@@ -86,6 +88,10 @@ class Asking:
         self._hub.call_soon(self._tell)
         return True
 
+    def begin(self) -> None:
+        """Say that the loop is about to turn."""
+        self.ended = False
+
     def settle(self) -> list[tuple[Start, Started | None]]:
         """Wait for what is out, within the bound, and close the line: the loop has ended. Nobody is told any more.
 
@@ -98,6 +104,7 @@ class Asking:
         except (StoreUnavailable, StoreUnreadable):
             self._silent()
         self._drop()
+        self.ended = True
         self._watched = False  # timers end with the loop
         untold = [(asked.start, started) for asked, started in self._due]
         self._due.clear()

@@ -125,6 +125,8 @@ class Entrance:
         """
         if self._asking is None:
             return False
+        if self._asking.ended:
+            return self.delivery_of(request) is not None  # dropped, as what was out: its message is not acknowledged
         if request.expires or request.stamped_headers or request.id in worker_state.revoked:
             return False  # Celery has its own to say to these first
         delivery = self.delivery_of(request)

@@ -128,6 +128,8 @@ class WorkerHalf(bootsteps.StartStopStep):
         if not self.enabled:
             return
         _guarded(self, keep_bodies, consumer.task_consumer.channel)
+        if self.asking is not None:
+            self.asking.begin()
         if not self._started:
             self._started = True
             self.heart.start()

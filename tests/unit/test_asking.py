@@ -262,6 +262,24 @@ def test_when_the_loop_ends_what_was_refused_is_left_alone(bench: Bench) -> None
     assert bench.state() == "running"
 
 
+def test_what_comes_when_the_loop_has_ended_is_neither_asked_for_nor_run(bench: Bench, hub: ScriptedHub) -> None:
+    asked(bench, "before")
+    bench.end_of_the_loop()
+    asked_before = bench.runs.asked
+    late, expiring = bench.request(bench.ticket("late")), bench.request(bench.ticket("expiring"), expires=60)
+    assert bench.asks(late)
+    assert bench.asks(expiring)
+    assert not bench.asks(bench.request(None))  # not ours
+    hub.turn()
+    assert bench.runs.asked == asked_before
+    assert bench.processed == []
+    assert bench.acks == []
+    assert bench.asking is not None
+    bench.asking.begin()  # connected again
+    assert bench.asks(bench.request(bench.ticket("again")))
+    assert len(bench.lines) == 2
+
+
 def test_one_that_raises_keeps_nobody_from_its_answer(bench: Bench, hub: ScriptedHub) -> None:
     def process(request: Any) -> None:
         bench.processed.append(request)
