@@ -107,6 +107,7 @@ class Entrance:
         self.clock = clock
         self._asking = asking  # where Celery has an event loop to come back to
         self.parked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._unanswered: dict[str, Start] = {}  # by token, of what is parked: it may have been won, and nobody knows
         self._runs = runs
         self._ledgers: dict[str, Runs] = {}
         self._namespace = namespace
@@ -150,10 +151,19 @@ class Entrance:
             logger.exception("tzbeat: the gate cannot ask for %s without waiting", delivery.ticket.key)
         return delivery.asked
 
-    def give_back(self, start: Start, started: Started | None) -> None:
-        """Take a start back whose request is dropped: its message is not acknowledged, and the broker delivers it again."""
-        if started is None or started.gate is Gate.WON:
-            self.heart.owe(None, End(start.ticket, start.order, start.token, "given_back"))
+    def give_back(self) -> None:
+        """Take the starts back whose requests are dropped when Celery's event loop ends: of what is asked for, and parked.
+
+        Their messages are not acknowledged, and the broker delivers them again.
+        """
+        if self._asking is None:
+            return
+        dropped: list[tuple[Start, Started | None]] = [*self._asking.settle()]
+        dropped += ((start, None) for start in self._unanswered.values())
+        self._unanswered.clear()
+        for start, started in dropped:
+            if started is None or started.gate is Gate.WON:
+                self._give_back(start)
 
     def admits(self, request: Any, delivery: Delivery) -> bool:
         """Ask whether a delivery may start now, and see to it where it may not."""
@@ -165,11 +175,13 @@ class Entrance:
             started = None
         if started is None:
             if delivery.ticket.policy.holds_when_store_is_down:
+                self._unanswered[delivery.token] = self._start_of(request, delivery)
                 return self._park(request, delivery)
             self.counts["started_blind"] += 1
             self._won(request, delivery, Started(Gate.WON))
             self.heart.beat_soon()
             return True
+        self._unanswered.pop(delivery.token, None)
         if started.gate is Gate.WON:
             self._won(request, delivery, started)
             return True
@@ -354,6 +366,8 @@ class Entrance:
             if consumer.qos is not None:
                 consumer.qos.increment_eventually()  # it must not take the place of one that can run
         elif now > delivery.parked_at + PARKED_AT_MOST:
+            if start := self._unanswered.get(delivery.token):
+                self._give_back(start)
             self._unpark(request, delivery)
             worker_state.task_ready(request)
             request.reject(requeue=True)
@@ -372,7 +386,11 @@ class Entrance:
             consumer.timer.call_after(pause, again)
         return False
 
+    def _give_back(self, start: Start) -> None:
+        self.heart.owe(None, End(start.ticket, start.order, start.token, "given_back"))
+
     def _unpark(self, request: Any, delivery: Delivery) -> None:
+        self._unanswered.pop(delivery.token, None)
         if delivery.parked_at is not None and request in self.parked:
             self.parked.discard(request)
             if self.consumer.qos is not None:

@@ -135,9 +135,8 @@ class WorkerHalf(bootsteps.StartStopStep):
             self.heart.start()
 
     def stop(self, consumer: Any) -> None:
-        if self.enabled and self.asking is not None:
-            for start, started in self.asking.settle():
-                self.entrance.give_back(start, started)
+        if self.enabled:
+            self.entrance.give_back()
 
     def terminate(self, consumer: Any) -> None:
         self.stop(consumer)

@@ -254,6 +254,43 @@ def test_when_the_loop_ends_what_was_won_is_given_back(bench: Bench, hub: Script
     assert request not in [run.request() for run in bench.heart.held()]
 
 
+def test_when_the_loop_ends_what_is_held_without_an_answer_is_given_back(bench: Bench, hub: ScriptedHub) -> None:
+    request = asked(bench, retries=1, on_store_down="hold")
+    bench.clock.advance(0.3)
+    hub.fire()
+    assert not bench.offer(request)
+    assert bench.state() == "running"  # the ledger had heard it
+    bench.end_of_the_loop()
+    bench.beat(1)
+    assert bench.state() == "published"
+
+
+def test_what_is_held_without_an_answer_is_given_back_when_it_goes_back_to_its_queue(
+    bench: Bench, hub: ScriptedHub
+) -> None:
+    request = asked(bench, retries=1, on_store_down="hold")
+    bench.clock.advance(0.3)
+    hub.fire()
+    assert not bench.offer(request)
+    bench.clock.advance(601)
+    assert not bench.offer(request)
+    assert bench.acks == ["requeue"]
+    bench.beat(1)
+    assert bench.state() == "published"
+
+
+def test_what_was_held_and_runs_is_not_given_back(bench: Bench, hub: ScriptedHub) -> None:
+    request = asked(bench, retries=1, on_store_down="hold")
+    bench.clock.advance(0.3)
+    hub.fire()
+    assert not bench.offer(request)
+    bench.beat(1)  # the store answers again
+    assert bench.offer(request)
+    bench.end_of_the_loop()
+    bench.beat(1)
+    assert bench.state() == "running"
+
+
 def test_when_the_loop_ends_what_was_refused_is_left_alone(bench: Bench) -> None:
     bench.running()
     asked(bench)

@@ -256,9 +256,7 @@ class Bench:
 
     def end_of_the_loop(self) -> None:
         """Do what the bootstep does when Celery's event loop has ended."""
-        assert self.asking is not None
-        for start, started in self.asking.settle():
-            self.entrance.give_back(start, started)
+        self.entrance.give_back()
 
     def running(self, ticket: Ticket | None = None, *, retries: int = 0) -> Any:
         """Return a request that runs."""
