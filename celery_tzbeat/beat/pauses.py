@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from celery_tzbeat.clock import Clock
-from celery_tzbeat.model import Pause, Unrun, from_iso
+from celery_tzbeat.model import Pause, Unrun
 from celery_tzbeat.store.protocol import Answer, Request, Verdict
 
 from .agenda import Agenda
@@ -53,9 +53,8 @@ class Pauses:
     def paused(self) -> Mapping[str, Pause]:
         return self._paused
 
-    def pause(self, request: Request, now: datetime) -> None:
+    def pause(self, request: Request, until: datetime | None, now: datetime) -> None:
         """Pause an entry, or change its pause. `now` is the store's clock."""
-        until = from_iso(request.detail) if request.detail else None
         pause = Pause(now, until, request.by, request.why)
         self._ask(lambda: self._store.pause(request.key, pause, request, epoch=self._ledger.epoch))
         self._paused[request.key] = pause

@@ -86,9 +86,13 @@ class Requests:
     def _pause(self, request: Request, now: datetime) -> None:
         if request.key not in self._agenda.entries:
             raise Refused("the leader has no entry of this name")
-        if request.detail and from_iso(request.detail) <= now:
+        try:
+            until = from_iso(request.detail) if request.detail else None
+        except ValueError:
+            raise Refused(f"its end cannot be read: {request.detail!r}") from None
+        if until is not None and until <= now:
             raise Refused("its end has passed")
-        self._pauses.pause(request, now)
+        self._pauses.pause(request, until, now)
 
     def _replay(self, request: Request) -> None:
         text = self._store.dead_letter(request.key)

@@ -156,12 +156,10 @@ class Entrance:
 
         Their messages are not acknowledged, and the broker delivers them again.
         """
-        if self._asking is None:
-            return
-        dropped: list[tuple[Start, Started | None]] = [*self._asking.settle()]
-        dropped += ((start, None) for start in self._unanswered.values())
-        self._unanswered.clear()
-        for start, started in dropped:
+        unanswered, self._unanswered = self._unanswered, {}
+        for start in list(unanswered.values()):
+            self._give_back(start)
+        for start, started in self._asking.settle() if self._asking is not None else ():
             if started is None or started.gate is Gate.WON:
                 self._give_back(start)
 
@@ -207,9 +205,10 @@ class Entrance:
 
     def turned_away(self, request: Any, delivery: Delivery, state: EndState) -> None:
         """Write that Celery itself dropped a delivery that did not start."""
+        is_out = delivery.asked and (delivery.answer is None or delivery.answer.gate is Gate.WON)
+        may_have_started = is_out or delivery.token in self._unanswered
         self._unpark(request, delivery)
         if delivery.run is None:
-            may_have_started = delivery.asked and (delivery.answer is None or delivery.answer.gate is Gate.WON)
             token = delivery.token if may_have_started else ""
             self.heart.owe(None, End(delivery.ticket, delivery.order, token, state))
 

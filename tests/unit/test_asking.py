@@ -291,6 +291,31 @@ def test_what_was_held_and_runs_is_not_given_back(bench: Bench, hub: ScriptedHub
     assert bench.state() == "running"
 
 
+def test_what_is_held_without_an_answer_and_then_revoked_is_written_so(bench: Bench, hub: ScriptedHub) -> None:
+    request = asked(bench, retries=1, on_store_down="hold")
+    bench.clock.advance(0.3)
+    hub.fire()
+    assert not bench.offer(request)
+    assert bench.state() == "running"  # the ledger had heard it
+    worker_state.revoked.add(request.id)
+    assert not bench.offer(request)
+    bench.beat(1)
+    assert bench.state() == "revoked"
+
+
+def test_in_a_pool_without_an_event_loop_it_is_given_back_too() -> None:
+    bench = Bench()
+    bench.runs.loses_replies = True
+    request = bench.request(bench.ticket(on_store_down="hold"), retries=1)
+    assert not bench.offer(request)
+    assert bench.state() == "running"
+    bench.runs.loses_replies = False
+    bench.entrance.give_back()
+    bench.beat(1)
+    assert bench.state() == "published"
+    bench.close()
+
+
 def test_when_the_loop_ends_what_was_refused_is_left_alone(bench: Bench) -> None:
     bench.running()
     asked(bench)

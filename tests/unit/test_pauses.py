@@ -103,6 +103,7 @@ def test_the_next_leader_leaves_it_paused() -> None:
     [
         ("pause", "nobody", "", "the leader has no entry of this name"),
         ("pause", "e", iso(NOW), "its end has passed"),
+        ("pause", "e", "soon", "its end cannot be read: 'soon'"),
         ("unpause", "e", "", "it is not paused"),
         ("a later release's", "e", "", "the leader's release cannot do that: \"a later release's\""),
     ],

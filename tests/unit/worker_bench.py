@@ -32,6 +32,7 @@ class Unreliable(MemoryRuns):
     """A ledger that can be made to fail, and counts what it is asked."""
 
     down = False
+    loses_replies = False  # of starts: carried out, and nobody is told
     error: Exception | None = None
     asked = 0
 
@@ -44,7 +45,10 @@ class Unreliable(MemoryRuns):
 
     def start(self, start: Start) -> Started:
         self._answer()
-        return super().start(start)
+        started = super().start(start)
+        if self.loses_replies:
+            raise StoreUnavailable("the reply was lost")
+        return started
 
     def heartbeat(self, beats: Sequence[Beat]) -> list[Pulse]:
         self._answer()
