@@ -23,7 +23,7 @@ from celery_tzbeat.leases.elector import Elector
 from celery_tzbeat.model import Cursor, Entry, Occurrence, Policy, Presence
 from celery_tzbeat.schedules import every
 from celery_tzbeat.store.keys import Bucket
-from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Command
+from celery_tzbeat.store.protocol import SCHEMA_WRITTEN, Command, Request
 from celery_tzbeat.store.runs import Order, Start
 from celery_tzbeat.testing import ManualClock, MemoryLeases, MemoryRuns, MemoryStore
 
@@ -555,6 +555,27 @@ def test_a_leader_that_sees_a_wiped_store_writes_its_cursors_back() -> None:
     assert beat.calls.count("take_office") == 1
     run(world, 5)
     assert world.pushed() == [key(20)]
+
+
+def test_a_leader_that_takes_office_anew_on_a_wiped_store_remembers_what_is_paused() -> None:
+    world = World()
+    beat = world.beat()
+    beat.step()
+    world.store.ask(Request("pause", "e", "somebody", "because", NOW + timedelta(hours=1)))
+    for _ in range(3):
+        world.advance(1)
+        beat.step()
+    assert set(world.store.paused()) == {"e"}
+    world.store.wipe()
+    world.advance(60)
+    world.leases.acquire("two", floor=0)  # another gets the lease, and dies before it takes office
+    world.advance(60)
+    for _ in range(30):
+        world.advance(1)
+        beat.step()
+    assert beat.calls.count("take_office") == 2
+    assert set(world.store.paused()) == {"e"}
+    assert world.pushed() == []
 
 
 def test_a_standby_touches_no_wiped_store() -> None:
